@@ -1,0 +1,90 @@
+"""The GPULoan custom resource: one long-lived object per trainer pod that lends GPUs."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from pearl_api.base import Model
+from pearl_api.conditions import Condition
+
+
+class LoanPhase(StrEnum):
+    """Life of a loan: Idle → Offered → Granted → Waking → Serving → Draining → Asleep → CoolingDown → Idle."""
+
+    IDLE = "Idle"
+    OFFERED = "Offered"
+    GRANTED = "Granted"
+    WAKING = "Waking"
+    SERVING = "Serving"
+    DRAINING = "Draining"
+    ASLEEP = "Asleep"
+    COOLING_DOWN = "CoolingDown"
+    DEREGISTERED = "Deregistered"
+    LOST = "Lost"
+
+
+class PodRef(Model):
+    """A pod by name and UID."""
+
+    name: str
+    uid: str
+
+
+class RolloutRef(Model):
+    """The PearlRollout that borrows."""
+
+    name: str
+    namespace: str
+
+
+class GPULoanSpec(Model):
+    """What was enrolled; immutable."""
+
+    trainer: PodRef
+    node: str
+    gpus: list[str] = Field(min_length=1, max_length=64, description="UUIDs of the lent GPUs.")
+    rollout_ref: RolloutRef
+    group: str | None = None
+
+
+class LoanSlot(Model):
+    """One borrower pod."""
+
+    pod: str
+    uid: str | None = None
+    phase: str = "Cold"
+
+
+class PastLoan(Model):
+    """One of the last five loans, with its phase timings in seconds."""
+
+    epoch: int
+    granted_seconds: float | None = None
+    waking_seconds: float | None = None
+    serving_seconds: float | None = None
+    reclaim_seconds: float | None = None
+    free: bool | None = None
+    killed: bool | None = None
+
+
+class GPULoanStatus(Model):
+    """What the operator recorded; the agents enforce."""
+
+    epoch: int = 0
+    phase: LoanPhase = LoanPhase.IDLE
+    request_id: str | None = Field(default=None, description="Of the last lend; makes repeats harmless.")
+    reason: str | None = Field(default=None, description="Why the last lend was granted or refused.")
+    offered_at: str | None = None
+    granted_at: str | None = None
+    serving_at: str | None = None
+    cap_seconds: float | None = None
+    slots: list[LoanSlot] = Field(default_factory=list)
+    history: list[PastLoan] = Field(default_factory=list, max_length=5)
+    conditions: list[Condition] = Field(default_factory=list)
+
+
+class GPULoan(Model):
+    """GPUs of one trainer pod, lent to one rollout between updates."""
+
+    spec: GPULoanSpec
+    status: GPULoanStatus = GPULoanStatus()

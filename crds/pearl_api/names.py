@@ -1,0 +1,102 @@
+"""Names that several rooms must agree on: labels, annotations, ports, secrets, environment variables."""
+
+from enum import StrEnum
+from typing import Final
+
+GROUP: Final = "pearl.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+LABEL_ROLLOUT: Final = "pearl.dev/rollout"
+"""Name of the PearlRollout a pod belongs to."""
+LABEL_COMPONENT: Final = "pearl.dev/component"
+"""`worker` or `gateway`."""
+LABEL_ZONE: Final = "pearl.dev/zone"
+LABEL_SLOT: Final = "pearl.dev/slot"
+LABEL_ROLE: Final = "pearl.dev/role"
+LABEL_ROLE_EPOCH: Final = "pearl.dev/role-epoch"
+LABEL_ACTIVITY: Final = "pearl.dev/activity"
+LABEL_SHAPE: Final = "pearl.dev/shape"
+"""Hash of the worker template; a change of it replaces the pod."""
+LABEL_LOAN: Final = "pearl.dev/loan"
+"""Name of the GPULoan of a borrower pod."""
+LABEL_ROLLOUT_NAMESPACE: Final = "pearl.dev/rollout-namespace"
+"""Namespace of the PearlRollout; on borrower pods, which live in the trainer's namespace."""
+ANNOTATION_HOLD: Final = "pearl.dev/hold"
+
+COMPONENT_WORKER: Final = "worker"
+COMPONENT_GATEWAY: Final = "gateway"
+
+PORT_ENGINE: Final = 8000
+PORT_AGENT: Final = 8001
+PORT_GATEWAY: Final = 8080
+PORT_OPERATOR: Final = 8090
+"""Health, metrics, debug and the loan API of the operator."""
+PORT_NIXL: Final = 5600
+
+PORT_NAME_ENGINE: Final = "engine"
+PORT_NAME_AGENT: Final = "agent"
+PORT_NAME_HTTP: Final = "http"
+
+FIELD_MANAGER: Final = "pearl"
+FIELD_MANAGER_ROLE: Final = "pearl-role"
+"""Owns the role, role-epoch and activity labels of worker pods, and nothing else."""
+
+
+class Zone(StrEnum):
+    """Where a worker's GPUs come from."""
+
+    RESERVED = "reserved"
+    ELASTIC = "elastic"
+    BORROWED = "borrowed"
+
+
+class Role(StrEnum):
+    """What turns are routed to a worker."""
+
+    COLOCATED = "colocated"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Activity(StrEnum):
+    """Whether turns are routed to a worker at all."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    ASLEEP = "asleep"
+
+
+def root_secret(rollout: str) -> str:
+    """Name of the Secret with the HMAC key of a rollout; only the operator reads it."""
+    return f"{rollout}-pearl-key"
+
+
+def worker_secret(rollout: str) -> str:
+    """Name of the Secret that worker pods mount: keys `agent`, `engine`, `loan` (see `tokens`)."""
+    return f"{rollout}-pearl-worker"
+
+
+def gateway_secret(rollout: str) -> str:
+    """Name of the Secret that the gateway mounts: keys `agent`, `engine`, `gateway`, `client`."""
+    return f"{rollout}-pearl-gateway"
+
+
+def client_secret(rollout: str) -> str:
+    """Name of the Secret for RL frameworks and agents: key `token`, the gateway's bearer token."""
+    return f"{rollout}-pearl-client"
+
+
+def gateway_name(rollout: str) -> str:
+    """Name of the gateway's Deployment, Service and ServiceAccount."""
+    return f"{rollout}-gateway"
+
+
+def worker_pod(rollout: str, slot: int, incarnation: int) -> str:
+    """Deterministic name of a worker pod: a stale index gives AlreadyExists, not a duplicate."""
+    return f"{rollout}-w{slot}-{incarnation}"
+
+
+def borrower_pod(loan: str, index: int) -> str:
+    """Deterministic name of the borrower pod number `index` (from 0) of a loan."""
+    return f"{loan}-borrower-{index}"

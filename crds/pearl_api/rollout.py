@@ -1,0 +1,307 @@
+"""The PearlRollout custom resource: what a user asks for, and what the operator reports.
+
+Descriptions become the CRD's and the reference page's. Rules that one field alone can state are stated here;
+rules over several fields are CEL in `pearl_api.rules`.
+"""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pearl_api.base import Model
+from pearl_api.conditions import Condition
+from pearl_api.names import Role, Zone
+
+PodTemplate = dict[str, Any]
+"""A Kubernetes PodTemplateSpec; kept as it is, merged strategically, checked by a dry-run create."""
+
+
+class ModelSpec(Model):
+    """The model that is rolled out."""
+
+    name: str = Field(min_length=1, max_length=253, description="Served model name, as clients write it.")
+    uri: str = Field(
+        min_length=1,
+        description="Where workers load version 0 from: an absolute path in the container, `pvc://claim/path`, "
+        "or a name that vLLM resolves.",
+    )
+
+
+class Parallelism(Model):
+    """Tensor parallel sizes per stage; unequal sizes make changing sides a pod replacement."""
+
+    prefill: int = Field(ge=1, le=64)
+    decode: int = Field(ge=1, le=64)
+
+
+class EngineSpec(Model):
+    """The engine of every worker."""
+
+    image: str = Field(min_length=1, description="Worker image: agent, guard and vLLM.")
+    tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs of one worker.")
+    max_model_len: int = Field(default=32768, ge=1, description="Longest context in tokens.")
+    args: list[str] = Field(default_factory=list, max_length=64, description="Further arguments of `vllm serve`.")
+    env: dict[str, str] = Field(default_factory=dict, description="Further environment of the worker container.")
+    gpu_resource: str = Field(default="nvidia.com/gpu", description="Extended resource of one GPU.")
+    parallelism: Parallelism | None = None
+    table: str | None = Field(
+        default=None,
+        description="Engine table to plan with, `MODEL/HARDWARE`; default by model name and GPU.",
+    )
+
+
+class ReservedCapacity(Model):
+    """GPUs that the rollout always has."""
+
+    gpus: int = Field(ge=0, le=8192)
+
+
+class ElasticCapacity(Model):
+    """GPUs that come and go (spot, autoscaled)."""
+
+    min_gpus: int = Field(default=0, ge=0, le=8192)
+    max_gpus: int = Field(default=0, ge=0, le=8192)
+    pod_template: PodTemplate | None = None
+
+
+class BorrowAccess(StrEnum):
+    """How a borrower pod reaches the trainer's GPUs."""
+
+    AUTO = "Auto"
+    SHARED_CLAIM = "SharedClaim"
+    VISIBLE_DEVICES = "VisibleDevices"
+
+
+class BorrowedCapacity(Model):
+    """GPUs that trainers lend."""
+
+    max_gpus: int = Field(default=0, ge=0, le=8192)
+    trainer_selector: dict[str, str] = Field(
+        default_factory=dict, description="Labels that a trainer pod must carry to lend to this rollout."
+    )
+    access: BorrowAccess = BorrowAccess.AUTO
+    pod_template: PodTemplate | None = None
+
+
+class CapacitySpec(Model):
+    """How many GPUs the rollout may use, by zone. Every number is in GPUs, not workers."""
+
+    reserved: ReservedCapacity
+    elastic: ElasticCapacity = ElasticCapacity()
+    borrowed: BorrowedCapacity = BorrowedCapacity()
+
+
+class ModePolicy(StrEnum):
+    """Which modes the planner may choose."""
+
+    AUTO = "Auto"
+    COLOCATED = "Colocated"
+    DISAGGREGATED = "Disaggregated"
+
+
+class Ratio(Model):
+    """A proportion of workers, rounded so that both sides keep at least one."""
+
+    prefill: int = Field(ge=1, le=1024)
+    decode: int = Field(ge=1, le=1024)
+
+
+class WorkloadSpec(Model):
+    """Priors only; measured values take over."""
+
+    groups: int = Field(default=4, ge=1, description="Groups (prompts) of one batch.")
+    group_size: int = Field(default=16, ge=1, description="Trajectories of one group.")
+
+
+class WeightsSpec(Model):
+    """Where new weights come from and how stale a trajectory may be."""
+
+    source: str | None = Field(
+        default=None, description="Directory URI with `manifest.json`, for example `file:///weights`."
+    )
+    max_staleness: int = Field(default=1, ge=0, le=64, description="Versions a trajectory may be behind.")
+    measured_from: Literal["FirstToken", "Dispatch"] = "FirstToken"
+    on_exceed: Literal["WaitForOldest", "Abort"] = "WaitForOldest"
+    on_update: Literal["Recompute", "FinishTurn", "KeepKV"] = "Recompute"
+    rollout: Literal["Rolling", "AllAtOnce"] | None = Field(
+        default=None, description="Default: AllAtOnce where maxStaleness is 0, else Rolling."
+    )
+
+
+class Hysteresis(Model):
+    """How much better a shape must be before it is worth a change."""
+
+    ratio_percent: float = Field(default=3, ge=0, le=100)
+    mode_percent: float = Field(default=8, ge=0, le=100)
+    min_dwell_seconds: float = Field(default=30, ge=0, le=86400)
+
+
+class Deadlines(Model):
+    """Longest durations of single steps, in seconds."""
+
+    drain_seconds: float = Field(default=60, gt=0, le=86400)
+    start_seconds: float = Field(default=600, gt=0, le=86400)
+    reclaim_seconds: float = Field(default=10, gt=0, le=3600)
+
+
+class PolicySpec(Model):
+    """How decisions are taken."""
+
+    advisory: bool = Field(default=False, description="Decide and explain, change nothing.")
+    objective: Literal["Throughput", "Cost"] = "Throughput"
+    in_flight: Literal["Auto", "Disabled"] | int = Field(
+        default="Auto", description="Window of trajectories in flight: Auto, Disabled, or a number ≥ 1."
+    )
+    hysteresis: Hysteresis = Hysteresis()
+    coalesce_seconds: float = Field(default=15, ge=0, le=3600)
+    deadlines: Deadlines = Deadlines()
+
+
+class IdleSpec(Model):
+    """What to do when nothing was asked for some time."""
+
+    after_seconds: float = Field(default=1800, gt=0)
+    action: Literal["None", "Sleep", "ScaleToZero"] = "None"
+
+
+class PrometheusSpec(Model):
+    """Where engine and GPU series are read."""
+
+    url: str = Field(pattern=r"^https?://", description="Base URL of the Prometheus HTTP API.")
+    bearer_token_file: str | None = None
+
+
+class MetricsSpec(Model):
+    """Sources of measurements."""
+
+    prometheus: PrometheusSpec | None = Field(default=None, description="Absent: the gateway's statistics alone.")
+    stale_after_seconds: float = Field(default=30, ge=3, le=3600)
+
+
+class GatewayStorage(Model):
+    """Where the gateway keeps its append-only export; emptyDir unless a claim is named."""
+
+    claim_name: str | None = None
+    size_limit: str = "1Gi"
+
+
+class GatewaySpec(Model):
+    """The rollout's gateway."""
+
+    processes: int = Field(default=1, ge=1, le=1, description="Processes of the one replica; v1alpha1 runs one.")
+    storage: GatewayStorage = GatewayStorage()
+    auth: Literal["Token", "None"] = Field(default="Token", description="Bearer token for clients, or open.")
+    pod_template: PodTemplate | None = None
+
+
+class PearlRolloutSpec(Model):
+    """Desired state of a rollout fleet."""
+
+    suspend: bool = Field(default=False, description="Drain and remove all workers; keep the gateway.")
+    model: ModelSpec
+    engine: EngineSpec
+    capacity: CapacitySpec
+    mode: ModePolicy = ModePolicy.AUTO
+    ratio: Ratio | None = Field(default=None, description="Absent: automatic.")
+    workload: WorkloadSpec = WorkloadSpec()
+    weights: WeightsSpec = WeightsSpec()
+    policy: PolicySpec = PolicySpec()
+    idle: IdleSpec = IdleSpec()
+    metrics: MetricsSpec = MetricsSpec()
+    gateway: GatewaySpec = GatewaySpec()
+    pod_template: PodTemplate | None = Field(default=None, description="Merged into every worker pod.")
+
+
+class TargetSlot(Model):
+    """One worker that shall exist."""
+
+    slot: int = Field(ge=0)
+    zone: Zone
+    role: Role
+    incarnation: int = Field(ge=0, description="Counts the pods made for this slot; part of the pod name.")
+
+
+class Target(Model):
+    """Where the fleet is going; written before the first action."""
+
+    id: int = Field(ge=1, description="Grows by one with each new target; also the role epoch of its flips.")
+    generation: int = Field(description="metadata.generation it was decided for.")
+    slots: list[TargetSlot] = Field(max_length=1024)
+    reason: str
+    started_at: str
+    deadline: str
+
+
+class Finalist(Model):
+    """A shape that was considered, with its prediction."""
+
+    shape: str = Field(description="For example `colocated:3` or `disaggregated:1P2D`.")
+    makespan_seconds: float | None = None
+    turns_per_second: float | None = None
+    switch_cost_seconds: float | None = None
+    feasible: bool = True
+    note: str = ""
+
+
+class Decision(Model):
+    """The last decision and why."""
+
+    time: str
+    reason: str = Field(description="One of the decision reasons of the reference page.")
+    message: str = Field(description="The numbers behind it, for people.")
+    shape: str
+    finalists: list[Finalist] = Field(default_factory=list, max_length=5)
+
+
+class Routing(Model):
+    """Parameters that the gateway watches."""
+
+    local_append_tokens: int = Field(ge=0, description="Uncached tokens below which decode workers prefill.")
+    in_flight_window: int | None = Field(default=None, ge=1, description="Absent: unlimited.")
+
+
+class WorkerCounts(Model):
+    """Workers by what they do."""
+
+    prefill: int = 0
+    decode: int = 0
+    colocated: int = 0
+    ready: int = 0
+    total: int = 0
+    reserved: int = 0
+    elastic: int = 0
+    borrowed: int = 0
+
+
+class WeightsStatus(Model):
+    """A report only; the manifest decides."""
+
+    wanted: int | None = None
+    min: int | None = None
+    max: int | None = None
+
+
+class PearlRolloutStatus(Model):
+    """What the operator observed and decided."""
+
+    observed_generation: int | None = None
+    mode: str | None = Field(default=None, description="Colocated, Disaggregated, or Mixed while changing.")
+    workers: WorkerCounts = WorkerCounts()
+    gpus: int | None = Field(default=None, description="GPUs held by workers now.")
+    ready: str | None = Field(default=None, description="`ready/total` workers.")
+    target: Target | None = None
+    last_decision: Decision | None = None
+    routing: Routing | None = None
+    recommended_in_flight: int | None = None
+    weights: WeightsStatus = WeightsStatus()
+    gateway_url: str | None = None
+    memory: str | None = Field(default=None, max_length=8192, description="The planner's memory, JSON; not for people.")
+    conditions: list[Condition] = Field(default_factory=list)
+
+
+class PearlRollout(Model):
+    """A rollout fleet for agentic RL, kept in its best prefill/decode shape."""
+
+    spec: PearlRolloutSpec
+    status: PearlRolloutStatus = PearlRolloutStatus()

@@ -1,0 +1,213 @@
+"""The gateway's own interface beside the OpenAI-compatible one (port 8080).
+
+| method and path                                   | token             | body → answer                      |
+|---------------------------------------------------|-------------------|------------------------------------|
+| POST /v1/completions, /v1/chat/completions        | client            | OpenAI                             |
+| POST /inference/v1/generate                       | client            | token ids in, token ids out        |
+| POST /v1/batches                                  | client            | OpenBatch → BatchProgress          |
+| GET  /v1/batches/{step}                           | client            | → BatchProgress                    |
+| POST /v1/batches/{step}/finish                    | client            | FinishTrajectory → BatchProgress   |
+| POST /v1/batches/{step}/abort                     | client            | AbortTrajectory → BatchProgress    |
+| POST /v1/batches/{step}/consume                   | client            | → list of TrajectoryExport         |
+| POST /v1/batches/{step}/close                     | client            | → BatchProgress                    |
+| POST /v1/permits                                  | client            | PermitRequest → PermitAnswer       |
+| GET  /v1/trajectories/{id}                        | client            | → TrajectoryExport                 |
+| GET  /v1/stats                                    | client or gateway | → GatewayStats                     |
+| GET  /v1/models, /health, /ready, /metrics        | –                 |                                    |
+
+Identity of a turn travels in the headers below; the same names in a body field `pearl` (without `X-Pearl-`,
+camelCase) are accepted for clients that cannot set headers. (trajectory, turn, attempt) is an idempotency key.
+"""
+
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from pearl_api.base import Message
+from pearl_api.names import Activity, Role
+
+HEADER_TRAJECTORY: Final = "X-Pearl-Trajectory"
+HEADER_TURN: Final = "X-Pearl-Turn"
+HEADER_ATTEMPT: Final = "X-Pearl-Attempt"
+HEADER_GROUP: Final = "X-Pearl-Group"
+HEADER_CLASS: Final = "X-Pearl-Class"
+"""`train` (default), `eval` or `other`; only `train` feeds the profile."""
+HEADER_PARENT: Final = "X-Pearl-Parent-Turn"
+HEADER_STEP: Final = "X-Pearl-Step"
+
+
+class OpenBatch(Message):
+    """Declares what a batch is, so that the planner can reason about the rest of it."""
+
+    step: int = Field(ge=0)
+    groups: int = Field(ge=1)
+    group_size: int = Field(ge=1)
+    need_groups: int | None = Field(default=None, ge=1, description="Complete groups that end it; default all.")
+    min_version: int = Field(default=0, ge=0, description="Oldest weight version a trajectory may start with.")
+
+
+class FinishTrajectory(Message):
+    """A trajectory reached its end."""
+
+    trajectory: str
+    group: str | None = None
+    reward: float | None = None
+
+
+class AbortTrajectory(Message):
+    """A trajectory ended early."""
+
+    trajectory: str
+    group: str | None = None
+    cause: str = "aborted"
+
+
+class BatchProgress(Message):
+    """How far a batch is."""
+
+    step: int
+    groups: int
+    group_size: int
+    need_groups: int
+    min_version: int
+    started: int = Field(description="Trajectories that sent at least one turn.")
+    finished: int
+    aborted: int
+    complete_groups: int
+    open_seconds: float
+    closed: bool
+
+
+class PermitRequest(Message):
+    """Asks for admission of one whole group before its environments are reset (long poll)."""
+
+    group: str
+    size: int = Field(ge=1)
+    step: int | None = None
+    wait_seconds: float = Field(default=30.0, ge=0, le=300)
+
+
+class PermitAnswer(Message):
+    """Admitted, or not yet with the reason."""
+
+    granted: bool
+    reason: str
+    in_flight: int
+    window: int | None = Field(description="Present in-flight window; None = unlimited.")
+    weight_version: int
+
+
+class SegmentReason(StrEnum):
+    """Why a segment of a turn ended, or why a new one began."""
+
+    COMPLETE = "complete"
+    WORKER_LOST = "workerLost"
+    DRAINED = "drained"
+    RECLAIMED = "reclaimed"
+    ROLE_CHANGED = "roleChanged"
+    WEIGHTS_UPDATED = "weightsUpdated"
+    HANDOFF_FAILED = "handoffFailed"
+    PREFIX_BROKEN = "prefixBroken"
+    CLIENT_LEFT = "clientLeft"
+
+
+class Segment(Message):
+    """Tokens [start, end) of a trajectory's log that one worker generated under one weight version."""
+
+    turn: int
+    worker: str = Field(description="Pod name.")
+    prefill_worker: str | None = None
+    version: int
+    start: int
+    end: int
+    reason: SegmentReason
+
+
+class TrajectoryExport(Message):
+    """What a trainer consumes: equal-length per-token lists over prompt and generated tokens of all turns."""
+
+    trajectory: str
+    group: str | None
+    state: Literal["live", "finished", "aborted"]
+    reward: float | None
+    cause: str | None
+    turns: int
+    token_ids: list[int]
+    loss_mask: list[int] = Field(description="1 where the model generated the token.")
+    logprobs: list[float | None] = Field(description="Behaviour logprob of generated tokens, None elsewhere.")
+    versions: list[int | None] = Field(description="Weight version of generated tokens, None elsewhere.")
+    segments: list[Segment]
+
+
+class WorkerView(Message):
+    """A worker as the gateway sees it; `acked_epoch` is the role epoch that it routes by."""
+
+    uid: str
+    pod: str
+    role: Role
+    acked_epoch: int
+    activity: Activity
+    ready: bool
+    in_flight: int
+    resident_tokens: int = Field(description="Context tokens of live trajectories whose affinity is this worker.")
+    weight_version: int | None = None
+    first_token_in_role_seconds: float | None = Field(
+        default=None, description="Seconds from seeing the role to the first token served in it."
+    )
+
+
+class LiveStates(Message):
+    """Live trajectories by what they do now."""
+
+    queued: int = 0
+    prefilling: int = 0
+    decoding: int = 0
+    environment: int = 0
+
+
+class TrajectoryProgress(Message):
+    """One unfinished trajectory of the open batch, as compact facts for the batch predictor."""
+
+    group: str
+    turns_done: int
+    context_tokens: int
+    idle_seconds: float | None = Field(description="Time in the environment so far; None = in the engine.")
+
+
+class Counters(Message):
+    """Totals since the start of the gateway process."""
+
+    turns: int = 0
+    trajectories_finished: int = 0
+    trajectories_aborted: int = 0
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+    wasted_tokens: int = 0
+    handoffs: int = 0
+    handoff_failures: int = 0
+    local_appends: int = 0
+    resumes: int = 0
+    lost_turns: int = 0
+    prefix_broken: int = 0
+    degraded_turns: int = Field(default=0, description="Turns served colocated because one side was missing.")
+
+
+class GatewayStats(Message):
+    """One merged view of all gateway processes of a rollout; what the operator observes."""
+
+    rollout: str
+    uptime_seconds: float
+    profile: dict[str, Any] | None = Field(description="`pearl_planner.profile` sketch; None = no turn seen.")
+    profile_age_seconds: float | None = Field(description="Since the last record that went into the profile.")
+    batch: BatchProgress | None = Field(description="The oldest open batch; None = unknown.")
+    unfinished: list[TrajectoryProgress] = Field(description="Of that batch; at most 4096.")
+    live: LiveStates
+    workers: list[WorkerView]
+    counters: Counters
+    window: int | None = Field(description="In-flight window in force; None = unlimited.")
+    local_append_tokens: int
+    weights_wanted: int | None
+    weights_min: int | None
+    weights_max: int | None
+    ages_at_consumption: dict[str, int] = Field(default_factory=dict, description="Age in versions → tokens.")

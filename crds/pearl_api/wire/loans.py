@@ -1,0 +1,88 @@
+"""The loan API of the operator (port 8090), called by the trainer SDK.
+
+Identity, pod and node come from the projected ServiceAccount token (TokenReview), never from the body.
+
+| method and path                  | token                     | body → answer                        |
+|----------------------------------|---------------------------|--------------------------------------|
+| POST /v1/loans/register          | ServiceAccount, projected | RegisterRequest → RegisterAnswer     |
+| POST /v1/loans/{ns}/{name}/lend  | loan                      | LendRequest → LendAnswer             |
+| POST /v1/loans/{ns}/{name}/reclaimed | loan                  | ReclaimedNotice → LoanView           |
+| GET  /v1/loans/{ns}/{name}       | loan                      | → LoanView                           |
+| DELETE /v1/loans/{ns}/{name}     | loan                      | → LoanView (phase Deregistered)      |
+
+All calls are idempotent: `register` by pod, `lend` by the `request_id`, `reclaimed` by epoch.
+"""
+
+from pydantic import Field
+
+from pearl_api.base import Message
+
+
+class RegisterRequest(Message):
+    """Enrols the calling pod as a lender."""
+
+    rollout: str = Field(description="Name of the PearlRollout.")
+    rollout_namespace: str | None = Field(default=None, description="Default: the operator's release namespace.")
+    gpus: list[str] = Field(min_length=1, description="UUIDs of the GPUs that the pod lends.")
+    group: str | None = Field(default=None, description="Trainers of one job; lent and reclaimed together.")
+    audience: str = Field(default="pearl", description="Audience of the presented token.")
+
+
+class AgentEndpoint(Message):
+    """Where the SDK reaches the agent of one borrower pod."""
+
+    pod: str
+    uid: str
+    url: str | None = Field(default=None, description="None until the pod has an address.")
+
+
+class RegisterAnswer(Message):
+    """The enrolled loan and everything the SDK needs to go on without the operator."""
+
+    namespace: str
+    name: str
+    token: str = Field(description="Loan token for agents and loan API.")
+    slots: int = Field(description="Borrower pods: floor(gpus / tensorParallel).")
+    agents: list[AgentEndpoint]
+    gateway_url: str
+    gateway_token: str
+    weights_source: str | None
+    reclaim_seconds: float = Field(description="Default hard deadline of a reclaim.")
+    heartbeat_seconds: float
+    ttl_seconds: float
+
+
+class LendRequest(Message):
+    """Offers the GPUs; only a new request_id makes a new epoch."""
+
+    request_id: str = Field(min_length=8, description="Unique per lend; repeats are answered alike.")
+    cap_seconds: float | None = Field(default=None, gt=0, description="The trainer wants them back by then.")
+
+
+class LendAnswer(Message):
+    """Granted or refused, with the reason."""
+
+    epoch: int
+    granted: bool
+    reason: str
+    message: str = ""
+    agents: list[AgentEndpoint]
+
+
+class ReclaimedNotice(Message):
+    """Tells the operator what the agents answered; the operator only records it."""
+
+    epoch: int
+    free: bool
+    killed: bool = False
+    total_seconds: float
+
+
+class LoanView(Message):
+    """A GPULoan as the SDK sees it."""
+
+    namespace: str
+    name: str
+    epoch: int
+    phase: str
+    agents: list[AgentEndpoint]

@@ -1,0 +1,388 @@
+"""Facts and decisions of the planner: frozen dataclasses between the shells and the pure core.
+
+`None` means unknown, never 0. Times are seconds; `now` and other instants are seconds since the epoch as the
+shell's clock says, and are only ever subtracted from each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pearl_planner.engine_model import EngineTable
+    from pearl_planner.profile import Profile
+
+
+class Mode(StrEnum):
+    """Every worker does both stages, or each does one."""
+
+    COLOCATED = "Colocated"
+    DISAGGREGATED = "Disaggregated"
+
+
+class Role(StrEnum):
+    """What turns are routed to a worker."""
+
+    COLOCATED = "colocated"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Zone(StrEnum):
+    """Where a worker's GPUs come from."""
+
+    RESERVED = "reserved"
+    ELASTIC = "elastic"
+    BORROWED = "borrowed"
+
+
+class Activity(StrEnum):
+    """Whether turns are routed to a worker, as its label says."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    ASLEEP = "asleep"
+
+
+class WorkerState(StrEnum):
+    """State of a worker as observed from its pod and its agent."""
+
+    PENDING = "pending"  # pod exists, not scheduled or its container does not run yet
+    STARTING = "starting"  # container runs, never served
+    READY = "ready"  # serves
+    UNREADY = "unready"  # served before, does not now (restarting, loading weights)
+    ASLEEP = "asleep"
+    COLD = "cold"  # borrower whose engine was not started in this loan
+    TERMINATING = "terminating"  # still holds its GPUs
+    FAILED = "failed"  # will not come back by itself
+
+
+class Reason(StrEnum):
+    """Why a plan is what it is; closed, documented for users."""
+
+    NO_DATA = "NoData"
+    STALE_DATA = "StaleData"
+    BATCH_UNKNOWN = "BatchUnknown"
+    WITHIN_DEADBAND = "WithinDeadband"
+    COOLING_DOWN = "CoolingDown"
+    SWITCH_COST_TOO_HIGH = "SwitchCostTooHigh"
+    PLAN_IN_PROGRESS = "PlanInProgress"
+    BUDGET_LIMIT = "BudgetLimit"
+    PENDING_CAPACITY = "PendingCapacity"
+    RECLAIM_REQUESTED = "ReclaimRequested"
+    SPOT_NOTICE = "SpotNotice"
+    ENVIRONMENT_BOUND = "EnvironmentBound"
+    TRAINER_BOUND = "TrainerBound"
+    BORROW_NOT_WORTHWHILE = "BorrowNotWorthwhile"
+    INFEASIBLE = "Infeasible"
+    HELD = "Held"
+    SUSPENDED = "Suspended"
+    IDLE = "Idle"
+    APPLIED = "Applied"
+    ADVISORY_ONLY = "AdvisoryOnly"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A mode with its worker counts: all colocated, or prefill and decode both ≥ 1."""
+
+    colocated: int = 0
+    prefill: int = 0
+    decode: int = 0
+
+    @property
+    def mode(self) -> Mode:
+        """Disaggregated as soon as one worker has a single stage."""
+        return Mode.DISAGGREGATED if self.prefill or self.decode else Mode.COLOCATED
+
+    @property
+    def workers(self) -> int:
+        """All workers."""
+        return self.colocated + self.prefill + self.decode
+
+    def __str__(self) -> str:
+        """`colocated:3` or `disaggregated:1P2D`."""
+        if self.mode is Mode.COLOCATED:
+            return f"colocated:{self.colocated}"
+        return f"disaggregated:{self.prefill}P{self.decode}D"
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One observed worker pod; pods that are Succeeded or Failed for good and gone are not here."""
+
+    uid: str
+    pod: str
+    slot: int
+    incarnation: int
+    zone: Zone
+    role: Role
+    role_epoch: int
+    activity: Activity
+    state: WorkerState
+    gpus: int
+    shape_current: bool = True
+    """The pod was made from the present template."""
+    acked_epoch: int | None = None
+    """Role epoch that every gateway process routes by."""
+    in_flight: int | None = None
+    """Requests that the gateway has on it."""
+    resident_tokens: int | None = None
+    """Context tokens of live trajectories whose KV it holds."""
+    loan: str | None = None
+    """Name of the loan of a borrowed worker."""
+    notice_seconds: float | None = None
+    """Remaining life where the node was given notice."""
+    draining_seconds: float | None = None
+    """How long it has been draining."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMetrics:
+    """What Prometheus says about one engine, averaged over the last scrapes."""
+
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    """0..1."""
+    generation_tokens_per_second: float | None = None
+    prompt_tokens_per_second: float | None = None
+    inter_token_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """How fresh the sources are, and the engine series by pod UID."""
+
+    gateway_age_seconds: float | None = None
+    """Age of the gateway statistics; None = never read."""
+    prometheus_age_seconds: float | None = None
+    """Age of the newest engine sample; None = never read, or not configured."""
+    prometheus_expected: bool = False
+    engines: dict[str, WorkerMetrics] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One unfinished trajectory of the open batch."""
+
+    group: str
+    turns_done: int
+    context_tokens: int
+    idle_seconds: float | None = None
+    """Time in the environment so far; None = in the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The open batch; without one only steady state can be planned for."""
+
+    step: int
+    groups: int
+    group_size: int
+    need_groups: int
+    complete_groups: int
+    started: int
+    finished: int
+    elapsed_seconds: float
+    unfinished: tuple[Trajectory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """One GPULoan as recorded."""
+
+    name: str
+    namespace: str
+    epoch: int
+    phase: str
+    gpus: int
+    workers: tuple[str, ...]
+    """Pod names of its borrowers."""
+    requested: bool
+    """`lend()` of this epoch waits for an answer."""
+    cap_seconds: float | None = None
+    expected_idle_seconds: float | None = None
+    """How long the trainer will not need them, as past loans tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """GPUs that may be used, by zone."""
+
+    gpus_per_worker: int
+    reserved_gpus: int
+    elastic_min_gpus: int
+    elastic_max_gpus: int
+    borrowed_max_gpus: int
+    elastic_free_gpus: int | None = None
+    """Free elastic GPUs in the cluster now; None = unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One worker that shall exist."""
+
+    slot: int
+    zone: Zone
+    role: Role
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the fleet is going. `id` grows by one with each new target and is the role epoch of its flips."""
+
+    id: int
+    generation: int
+    slots: tuple[Slot, ...]
+    reason: Reason
+    started_at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the planner remembers between looks; lives in the status and survives restarts."""
+
+    last_change_at: float | None = None
+    last_target_id: int = 0
+    next_incarnations: tuple[tuple[int, int], ...] = ()
+    """(slot, next incarnation) of slots whose pod died."""
+    flip_cost_seconds: float | None = None
+    start_cost_seconds: float | None = None
+    wake_cost_seconds: float | None = None
+    model_scale: float | None = None
+    """Measured over predicted step time; decaying average."""
+    capacity_changed_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The user's spec, as the planner needs it."""
+
+    generation: int
+    table: EngineTable
+    modes: tuple[Mode, ...] = (Mode.COLOCATED, Mode.DISAGGREGATED)
+    ratio: tuple[int, int] | None = None
+    objective: str = "Throughput"
+    window: int | None = None
+    """A fixed in-flight window; None with `window_automatic` False = no window."""
+    window_automatic: bool = True
+    max_staleness: int = 1
+    prior_groups: int = 4
+    prior_group_size: int = 16
+    ratio_threshold: float = 0.03
+    mode_threshold: float = 0.08
+    min_dwell_seconds: float = 30.0
+    coalesce_seconds: float = 15.0
+    drain_seconds: float = 60.0
+    start_seconds: float = 600.0
+    stale_after_seconds: float = 30.0
+    advisory: bool = False
+    hold: bool = False
+    suspend: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything one decision sees."""
+
+    now: float
+    workers: tuple[Worker, ...]
+    loans: tuple[Loan, ...]
+    budget: Budget
+    measurements: Measurements
+    profile: Profile | None
+    batch: Batch | None
+    target: Target | None
+    memory: Memory = Memory()
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorker:
+    """Make the pod of a slot."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteWorker:
+    """Delete a drained (or hopeless) pod."""
+
+    uid: str
+    pod: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetRole:
+    """Change the role label; no restart."""
+
+    uid: str
+    pod: str
+    role: Role
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetActivity:
+    """Drain, put to sleep, or activate."""
+
+    uid: str
+    pod: str
+    activity: Activity
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLoan:
+    """Grant or refuse the loan that waits."""
+
+    loan: str
+    namespace: str
+    epoch: int
+    granted: bool
+    reason: str
+
+
+Action = CreateWorker | DeleteWorker | SetRole | SetActivity | AnswerLoan
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One shape with what it would do."""
+
+    shape: Shape
+    turns_per_second: float | None
+    makespan_seconds: float | None
+    """Of the rest of the batch; None = no batch known."""
+    switch_cost_seconds: float
+    feasible: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingParameters:
+    """What the gateway applies."""
+
+    local_append_tokens: int
+    in_flight_window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The decision. `actions` are the safe next ones towards `target`; an unchanged fleet gives none."""
+
+    target: Target | None
+    actions: tuple[Action, ...]
+    reason: Reason
+    message: str
+    """The numbers behind it, one or two sentences."""
+    shape: Shape
+    finalists: tuple[Prediction, ...]
+    routing: RoutingParameters
+    memory: Memory
+    next_look_seconds: float
+    recommended_in_flight: int | None = None
