@@ -1,0 +1,53 @@
+# Verbs for newcomers. `make` alone prints them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PY := .venv/bin/python
+
+.PHONY: help setup demo test test-unit test-engine test-cluster test-full lint format crds docs lock bench clean
+
+help: ## print the verbs
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+setup: .venv/.done ## make the virtual environment .venv (installs what the machine lacks)
+
+.venv/.done: requirements/dev.txt pyproject.toml scripts/setup trainer_adapter/pyproject.toml
+	@scripts/setup
+
+demo: setup ## real cluster, real vLLM, real trainer: the whole product on this machine, with a report
+	@$(PY) -m examples.demo
+
+test: setup ## all tests: lint, unit, real vLLM on CPU, real Kubernetes
+	@scripts/test lint unit engine cluster
+
+test-unit: setup ## the fast tests alone
+	@scripts/test unit
+
+test-engine: setup ## real vLLM on CPU
+	@scripts/test engine
+
+test-cluster: setup ## real Kubernetes with real vLLM in pods
+	@scripts/test cluster
+
+test-full: setup ## everything, the slowest suites too
+	@PEARL_SLOW=1 scripts/test lint unit engine cluster
+
+lint: setup ## ruff, mypy, import rules, generated files
+	@scripts/test lint
+
+format: setup ## format the code
+	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
+
+crds: setup ## write the generated CRDs (crds/ and the chart's copy)
+	@.venv/bin/pearl-api crds --write
+
+docs: setup ## write the generated reference pages
+	@.venv/bin/pearl-api docs --write
+
+bench: setup ## measure the engine on this machine (rewrites the CPU table)
+	@$(PY) -m pearl_worker.measure
+
+lock: .venv/.done ## compile the hash-pinned requirement files
+	@scripts/lock
+
+clean: ## remove the virtual environment and build outputs (caches stay)
+	rm -rf .venv build dist report .mypy_cache .ruff_cache .pytest_cache
