@@ -1,0 +1,1 @@
+"""What runs in the trainer pod of the demo."""
