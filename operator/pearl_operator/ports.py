@@ -100,10 +100,10 @@ class Gateway(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSamples:
-    """Engine series of the pods of a rollout."""
+    """Engine series of worker pods."""
 
     by_pod: dict[str, WorkerMetrics]
-    """By pod name; joined with live pods by the caller, because look-back windows keep the dead."""
+    """By `namespace/pod`; may hold strangers and the dead (look-back windows): the caller joins with live pods."""
     newest_at: float | None
     """Wall-clock time of the newest sample; None where no series matched."""
 

@@ -1,0 +1,86 @@
+"""JSON over HTTP with bearer tokens: what the clients of gateway, agents and Prometheus share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from pearl_api.wire.worker import Problem
+from pearl_operator.errors import Refused, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+M = TypeVar("M", bound=BaseModel)
+
+_MAX_ANSWER_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HttpJson:
+    """One shared session with a deadline for every call."""
+
+    session: aiohttp.ClientSession
+    timeout_seconds: float
+
+    async def call(
+        self,
+        method: str,
+        url: str,
+        *,
+        token: str | None = None,
+        body: BaseModel | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """The body of a 2xx answer.
+
+        Raises:
+            Unavailable: No answer within the deadline, 429 or 5xx.
+            Refused: Any other status; the message is the receiver's.
+        """
+        headers = {"Accept": "application/json"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        data: Any = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            data = body.model_dump_json(by_alias=True)
+        try:
+            async with self.session.request(
+                method,
+                url,
+                headers=headers,
+                data=data,
+                params=params,
+                timeout=aiohttp.ClientTimeout(total=self.timeout_seconds),
+                allow_redirects=False,  # a token must not follow one
+            ) as answer:
+                raw = await answer.content.read(_MAX_ANSWER_BYTES)
+                status = answer.status
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{method} {url}: no answer ({error!r})") from error
+        if status in range(200, 300):
+            return raw
+        problem = _problem(raw)
+        message = f"{method} {url}: {problem.message if problem else f'HTTP {status}'}"
+        if status == 429 or status >= 500:  # noqa: PLR2004
+            raise Unavailable(message, seconds=(problem and problem.retry_after_seconds) or 1.0)
+        raise Refused(message)
+
+
+def _problem(raw: bytes) -> Problem | None:
+    try:
+        return Problem.model_validate_json(raw)
+    except ValidationError:
+        return None
+
+
+def parse(model: type[M], raw: bytes, what: str) -> M:
+    """The message, or `Unavailable` where the other side speaks another version."""
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise Unavailable(f"{what}: the answer is not a {model.__name__}: {error}") from error
