@@ -1,6 +1,7 @@
 """The GPULoan custom resource: one long-lived object per trainer pod that lends GPUs."""
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
@@ -26,25 +27,29 @@ class LoanPhase(StrEnum):
 class PodRef(Model):
     """A pod by name and UID."""
 
-    name: str
-    uid: str
+    name: str = Field(max_length=253)
+    uid: str = Field(max_length=64)
 
 
 class RolloutRef(Model):
     """The PearlRollout that borrows."""
 
-    name: str
-    namespace: str
+    name: str = Field(max_length=253)
+    namespace: str = Field(max_length=63)
 
 
 class GPULoanSpec(Model):
     """What was enrolled; immutable."""
 
     trainer: PodRef
-    node: str
-    gpus: list[str] = Field(min_length=1, max_length=64, description="UUIDs of the lent GPUs.")
+    node: str = Field(max_length=253, description="Where the trainer pod runs, and so its borrowers.")
+    gpus: list[Annotated[str, Field(max_length=128)]] = Field(
+        min_length=1, max_length=64, description="UUIDs of the lent GPUs."
+    )
     rollout_ref: RolloutRef
-    group: str | None = None
+    group: str | None = Field(
+        default=None, max_length=253, description="Trainers of one job; lent and reclaimed together."
+    )
 
 
 class LoanSlot(Model):

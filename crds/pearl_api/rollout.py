@@ -5,7 +5,7 @@ rules over several fields are CEL in `pearl_api.rules`.
 """
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ class ModelSpec(Model):
     name: str = Field(min_length=1, max_length=253, description="Served model name, as clients write it.")
     uri: str = Field(
         min_length=1,
+        max_length=1024,
         description="Where workers load version 0 from: an absolute path in the container, `pvc://claim/path`, "
         "or a name that vLLM resolves.",
     )
@@ -41,9 +42,13 @@ class EngineSpec(Model):
     image: str = Field(min_length=1, description="Worker image: agent, guard and vLLM.")
     tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs of one worker.")
     max_model_len: int = Field(default=32768, ge=1, description="Longest context in tokens.")
-    args: list[str] = Field(default_factory=list, max_length=64, description="Further arguments of `vllm serve`.")
-    env: dict[str, str] = Field(default_factory=dict, description="Further environment of the worker container.")
-    gpu_resource: str = Field(default="nvidia.com/gpu", description="Extended resource of one GPU.")
+    args: list[Annotated[str, Field(max_length=1024)]] = Field(
+        default_factory=list, max_length=64, description="Further arguments of `vllm serve`."
+    )
+    env: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
+        default_factory=dict, max_length=64, description="Further environment of the worker container."
+    )
+    gpu_resource: str = Field(default="nvidia.com/gpu", max_length=253, description="Extended resource of one GPU.")
     parallelism: Parallelism | None = None
     table: str | None = Field(
         default=None,
@@ -78,7 +83,7 @@ class BorrowedCapacity(Model):
 
     max_gpus: int = Field(default=0, ge=0, le=8192)
     trainer_selector: dict[str, str] = Field(
-        default_factory=dict, description="Labels that a trainer pod must carry to lend to this rollout."
+        default_factory=dict, max_length=16, description="Labels that a trainer pod must carry to lend to this rollout."
     )
     access: BorrowAccess = BorrowAccess.AUTO
     pod_template: PodTemplate | None = None
@@ -118,7 +123,9 @@ class WeightsSpec(Model):
     """Where new weights come from and how stale a trajectory may be."""
 
     source: str | None = Field(
-        default=None, description="Directory URI with `manifest.json`, for example `file:///weights`."
+        default=None,
+        max_length=1024,
+        description="Directory URI with `manifest.json`, for example `file:///weights`. Absent: version 0 for ever.",
     )
     max_staleness: int = Field(default=1, ge=0, le=64, description="Versions a trajectory may be behind.")
     measured_from: Literal["FirstToken", "Dispatch"] = "FirstToken"
@@ -150,7 +157,7 @@ class PolicySpec(Model):
 
     advisory: bool = Field(default=False, description="Decide and explain, change nothing.")
     objective: Literal["Throughput", "Cost"] = "Throughput"
-    in_flight: Literal["Auto", "Disabled"] | int = Field(
+    in_flight: Literal["Auto", "Disabled"] | Annotated[int, Field(ge=1)] = Field(
         default="Auto", description="Window of trajectories in flight: Auto, Disabled, or a number ≥ 1."
     )
     hysteresis: Hysteresis = Hysteresis()
