@@ -1,0 +1,43 @@
+"""The Secrets of a rollout: one root key, and the tokens that derive from it, one Secret per holder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pearl_api import names, tokens
+from pearl_operator.keys import KEY_FIELD
+from pearl_operator.resources import common
+
+if TYPE_CHECKING:
+    from pearl_operator.facts import RolloutFact
+    from pearl_operator.ports import Object
+
+
+def root_secret(rollout: RolloutFact, key: str) -> Object:
+    """The root key; created once and never changed."""
+    return {**_secret(rollout, names.root_secret(rollout.key.name), {KEY_FIELD: key}), "immutable": True}
+
+
+def derived_secrets(rollout: RolloutFact, key: str) -> list[Object]:
+    """What workers, gateway and clients mount."""
+    name = rollout.key.name
+    derived = {purpose: tokens.derive(key, purpose) for purpose in ("agent", "engine", "gateway", "client", "loan")}
+    return [
+        _secret(rollout, names.worker_secret(name), _pick(derived, "agent", "engine", "loan")),
+        _secret(rollout, names.gateway_secret(name), _pick(derived, "agent", "engine", "gateway", "client")),
+        _secret(rollout, names.client_secret(name), {"token": derived["client"]}),
+    ]
+
+
+def _pick(derived: dict[str, str], *purposes: str) -> dict[str, str]:
+    return {purpose: derived[purpose] for purpose in purposes}
+
+
+def _secret(rollout: RolloutFact, name: str, data: dict[str, str]) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": common.metadata(rollout, name, "secret"),
+        "type": "Opaque",
+        "stringData": data,
+    }
