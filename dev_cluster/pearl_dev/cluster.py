@@ -1,0 +1,185 @@
+"""Brings a whole cluster up, and takes it down without a trace.
+
+`up` writes what it is going to make before it makes it, so `down` can undo whatever
+part exists, after `kill -9` too; `up` after such a crash cleans first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pearl_dev import addons, base_images, binaries, golden, network, packages, pki
+from pearl_dev.cgroups import Cgroups
+from pearl_dev.control_plane import ControlPlane
+from pearl_dev.errors import ClusterError
+from pearl_dev.handle import Cluster, find
+from pearl_dev.layout import MAX_NODES, SLOTS, ClusterSpec, Paths, check_spec
+from pearl_dev.node import remove_files
+from pearl_dev.processes import Ledger, inside, kill
+from pearl_dev.shell import wait_until
+from pearl_dev.sysctls import Sysctls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pearl_dev.binaries import Binaries
+    from pearl_dev.progress import Progress
+    from pearl_dev.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `up` is asked for.
+
+    Attributes:
+        gpus: fake GPUs per real node.
+        images: image archives to unpack before the nodes start, which is much faster
+            than loading them afterwards.
+    """
+
+    name: str = "pearl"
+    nodes: int = 2
+    gpus: int = 4
+    kwok_nodes: int = 0
+    monitoring: bool = True
+    images: Sequence[Path] = ()
+
+
+def prepare(settings: Settings, progress: Progress) -> tuple[Binaries, list[Path]]:
+    """Install, build and download all that needs the network: programs and base images."""
+    absent = packages.missing()
+    if absent:
+        with progress.step(f"Install packages: {' '.join(absent)}"):
+            packages.install(absent)
+    built = binaries.ensure(settings, progress)
+    return built, base_images.ensure(settings, built, progress)
+
+
+def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
+    """Start a cluster.
+
+    Raises:
+        ClusterError: it runs already, something is in the way, or it does not come up;
+            in the last case what was started is removed again.
+    """
+    check_spec(wanted.name, wanted.nodes)
+    if os.geteuid() != 0:
+        raise ClusterError("pearl-dev up needs root: it makes network namespaces and mounts")
+    built, archives = prepare(settings, progress)
+    root = golden.ensure(settings, [*archives, *wanted.images], progress)
+    with _lock(settings):
+        old = find(settings, wanted.name)
+        if old is not None:
+            if Paths(settings.clusters / wanted.name).ready.exists() and _processes(old):
+                raise ClusterError(f"cluster {wanted.name!r} is up already; use it, or `pearl-dev down --name {wanted.name}` first")
+            with progress.step("Remove what a crash left"):
+                _remove(settings, old)
+        spec = ClusterSpec(wanted.name, _free_slot(settings), wanted.nodes, wanted.gpus, wanted.kwok_nodes, wanted.monitoring)
+        cluster = Cluster(spec, Paths(settings.clusters / spec.name), built, settings)
+        try:
+            _bring_up(cluster, root, progress)
+        except BaseException:
+            with progress.step("Take down what did not come up"):
+                _remove(settings, spec)
+            raise
+    return cluster
+
+
+def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
+    spec, paths, settings = cluster.spec, cluster.paths, cluster.settings
+    paths.logs.mkdir(parents=True)
+    paths.spec.write_text(spec.to_json())
+    _sysctls(settings).save()
+    with progress.step("Network"):
+        network.up(spec)
+    control_plane = ControlPlane(spec, paths, cluster.binaries, Ledger(paths.ledger), settings.environment)
+    with progress.step("Control plane"):
+        pki.create(spec, paths)
+        control_plane.start()
+    with progress.step(f"{spec.nodes} nodes and DNS"):
+        for node in cluster.nodes:
+            node.create(root)
+            node.start(cluster.binaries, settings.environment)
+        cluster.apply(addons.coredns(spec))
+        if spec.monitoring:
+            cluster.apply(addons.prometheus())
+        wait_until(lambda: _ready_nodes(cluster) >= spec.nodes, what=f"{spec.nodes} nodes Ready (logs in {paths.logs})", timeout_seconds=90)
+        cluster.kubectl("-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=90s")
+    if spec.gpus:
+        with progress.step(f"{spec.gpus} fake GPUs per node"):
+            wait_until(lambda: _gpus(cluster) == spec.nodes * spec.gpus, what="nvidia.com/gpu allocatable", timeout_seconds=60)
+    if spec.monitoring:
+        with progress.step("Prometheus"):
+            cluster.kubectl("-n", "monitoring", "rollout", "status", "deployment/prometheus", "--timeout=90s")
+    if spec.kwok_nodes:
+        with progress.step(f"{spec.kwok_nodes} kwok nodes"):
+            control_plane.start_kwok(addons.kwok_stages())
+            cluster.apply(addons.kwok_nodes(spec.kwok_nodes))
+            total = spec.nodes + spec.kwok_nodes
+            wait_until(lambda: _ready_nodes(cluster) >= total, what="kwok nodes Ready", timeout_seconds=120, every_seconds=0.5)
+    paths.ready.touch()
+
+
+def down(settings: Settings, name: str, progress: Progress) -> bool:
+    """Remove a cluster, however much of it exists; False when there is none."""
+    with _lock(settings):
+        spec = find(settings, name)
+        if spec is None:
+            if not any(settings.clusters.glob("*/spec.json")):
+                _sysctls(settings).restore()
+            return False
+        with progress.step(f"Take down cluster {name}"):
+            _remove(settings, spec)
+    return True
+
+
+def _remove(settings: Settings, spec: ClusterSpec) -> None:
+    paths = Paths(settings.clusters / spec.name)
+    kill(_processes(spec) | {process.pid for process in Ledger(paths.ledger).processes().values() if process.alive()})
+    for index in range(MAX_NODES):
+        Cgroups().remove(spec.node_scope(index))
+    network.down(spec)
+    if paths.root.exists():
+        remove_files(paths)
+    if not any(settings.clusters.glob("*/spec.json")):
+        _sysctls(settings).restore()
+
+
+def _processes(spec: ClusterSpec) -> set[int]:
+    return inside(spec.all_netns)
+
+
+def _sysctls(settings: Settings) -> Sysctls:
+    return Sysctls(settings.state / "host-sysctls.json")
+
+
+def _free_slot(settings: Settings) -> int:
+    taken = {ClusterSpec.from_json(file.read_text()).slot for file in settings.clusters.glob("*/spec.json")}
+    free = [slot for slot in range(SLOTS) if slot not in taken]
+    if not free:
+        raise ClusterError(f"{SLOTS} clusters exist already; remove one with `pearl-dev down --name NAME`")
+    return free[0]
+
+
+def _ready_nodes(cluster: Cluster) -> int:
+    conditions = [node["status"].get("conditions", []) for node in cluster.get("nodes")["items"]]
+    return sum(any(one["type"] == "Ready" and one["status"] == "True" for one in some) for some in conditions)
+
+
+def _gpus(cluster: Cluster) -> int:
+    nodes = cluster.get("nodes", "-l", "type!=kwok")["items"]
+    return sum(int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", 0)) for node in nodes)
+
+
+@contextmanager
+def _lock(settings: Settings) -> Iterator[None]:
+    """One `up` or `down` at a time: they share the host's network and settings."""
+    settings.clusters.mkdir(parents=True, exist_ok=True)
+    with (settings.clusters / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
