@@ -116,9 +116,9 @@ class Segment(Message):
     """Tokens [start, end) of a trajectory's log that one worker generated under one weight version."""
 
     turn: int
-    worker: str = Field(description="Pod name.")
+    worker: str = Field(description="Pod name; empty where a prompt opened a new context (prefixBroken).")
     prefill_worker: str | None = None
-    version: int
+    version: int | None = Field(description="None = no weights involved, or the worker died before it told.")
     start: int
     end: int
     reason: SegmentReason
