@@ -137,6 +137,8 @@ class Worker:
     """Remaining life where the node was given notice."""
     draining_seconds: float | None = None
     """How long it has been draining."""
+    acked_activity: Activity | None = None
+    """Activity that the gateway routes by; None = not known (then a drain waits a little longer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,8 @@ class Measurements:
     """Age of the newest engine sample; None = never read, or not configured."""
     prometheus_expected: bool = False
     engines: dict[str, WorkerMetrics] = field(default_factory=dict)
+    live_trajectories: int | None = None
+    """In the engines, queued or in their environment, as the gateway counts them; None = not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +261,8 @@ class Memory:
     model_scale: float | None = None
     """Measured over predicted step time; decaying average."""
     capacity_changed_at: float | None = None
+    elastic_gpus_seen: int | None = None
+    """Elastic GPUs, used and free, at the last look; a change of it starts the coalescing time."""
 
 
 @dataclass(frozen=True, slots=True)
