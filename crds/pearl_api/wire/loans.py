@@ -6,6 +6,7 @@ Identity, pod and node come from the projected ServiceAccount token (TokenReview
 |----------------------------------|---------------------------|--------------------------------------|
 | POST /v1/loans/register          | ServiceAccount, projected | RegisterRequest → RegisterAnswer     |
 | POST /v1/loans/{ns}/{name}/lend  | loan                      | LendRequest → LendAnswer             |
+| POST /v1/loans/{ns}/{name}/reclaiming | loan                 | ReclaimingNotice → LoanView          |
 | POST /v1/loans/{ns}/{name}/reclaimed | loan                  | ReclaimedNotice → LoanView           |
 | GET  /v1/loans/{ns}/{name}       | loan                      | → LoanView                           |
 | DELETE /v1/loans/{ns}/{name}     | loan                      | → LoanView (phase Deregistered)      |
@@ -50,6 +51,7 @@ class RegisterAnswer(Message):
     reclaim_seconds: float = Field(description="Default hard deadline of a reclaim.")
     heartbeat_seconds: float
     ttl_seconds: float
+    epoch: int = Field(default=0, ge=0, description="Highest epoch so far; above 0 where this pod has lent before.")
 
 
 class LendRequest(Message):
@@ -57,16 +59,26 @@ class LendRequest(Message):
 
     request_id: str = Field(min_length=8, description="Unique per lend; repeats are answered alike.")
     cap_seconds: float | None = Field(default=None, gt=0, description="The trainer wants them back by then.")
+    after_epoch: int = Field(
+        default=0, ge=0, description="Highest epoch the trainer heard of or fenced; a grant's epoch is above it."
+    )
 
 
 class LendAnswer(Message):
     """Granted or refused, with the reason."""
 
-    epoch: int
+    epoch: int = Field(description="Of the grant; where no grant was tried, the highest so far.")
     granted: bool
     reason: str
     message: str = ""
     agents: list[AgentEndpoint]
+
+
+class ReclaimingNotice(Message):
+    """Tells the operator that a reclaim of `epoch` began, so that it routes and plans around it at once."""
+
+    epoch: int
+    within_seconds: float = Field(ge=0, description="Hard deadline; 0 = nothing was lent, the offer is over.")
 
 
 class ReclaimedNotice(Message):
