@@ -36,9 +36,9 @@ class DecisionReason(StrEnum):
 DECISIONS: Mapping[DecisionReason, str] = MappingProxyType(
     {
         DecisionReason.NO_DATA: "Nothing was measured yet: the fleet is brought to its size, and mode and ratio stay.",
-        DecisionReason.STALE_DATA: "The newest measurement is older than `metrics.staleAfterSeconds`: no optional change.",
+        DecisionReason.STALE_DATA: "Measurements are older than `metrics.staleAfterSeconds`: no optional change.",
         DecisionReason.BATCH_UNKNOWN: "No batch is open at the gateway: planned for steady state only.",
-        DecisionReason.WITHIN_DEADBAND: "Another shape would be better, by less than the threshold or the prediction's error.",
+        DecisionReason.WITHIN_DEADBAND: "Another shape would be better, but by too little to be sure of.",
         DecisionReason.COOLING_DOWN: "The last change is younger than `policy.hysteresis.minDwellSeconds`.",
         DecisionReason.SWITCH_COST_TOO_HIGH: "A better shape would not earn back what changing to it costs.",
         DecisionReason.PLAN_IN_PROGRESS: "A target is being carried out; the next decision waits for it.",
@@ -46,9 +46,9 @@ DECISIONS: Mapping[DecisionReason, str] = MappingProxyType(
         DecisionReason.PENDING_CAPACITY: "Pods wait for GPUs: what exists is shaped, the rest follows when it comes.",
         DecisionReason.RECLAIM_REQUESTED: "A trainer wants its GPUs back; this is obeyed before anything else.",
         DecisionReason.SPOT_NOTICE: "A node is about to be taken away: its workers drain.",
-        DecisionReason.ENVIRONMENT_BOUND: "Trajectories wait for their environments: more or other workers do not help.",
-        DecisionReason.TRAINER_BOUND: "The rollout is already faster than training: elastic and borrowed GPUs are given back.",
-        DecisionReason.BORROW_NOT_WORTHWHILE: "The lent GPUs would be back with the trainer before they had paid for their start.",
+        DecisionReason.ENVIRONMENT_BOUND: "Trajectories wait for their environments: other workers do not help.",
+        DecisionReason.TRAINER_BOUND: "The rollout is already faster than training: extra GPUs are given back.",
+        DecisionReason.BORROW_NOT_WORTHWHILE: "The trainer would want its GPUs back before their start had paid.",
         DecisionReason.INFEASIBLE: "The wanted shape cannot be made, for example two stages with one worker.",
         DecisionReason.HELD: "The annotation `pearl.dev/hold=true` freezes optional changes.",
         DecisionReason.SUSPENDED: "`spec.suspend` is true: workers are drained and removed.",
@@ -101,7 +101,7 @@ CONDITION_REASONS: Mapping[ConditionType, Mapping[Why, str]] = MappingProxyType(
             Why.LOANS_SERVING: "Lent GPUs serve.",
             Why.NO_LOANS: "No trainer lends now.",
             Why.DISABLED: "`capacity.borrowed.maxGpus` is 0.",
-            Why.CLUSTER_SCOPE_MISSING: "The chart was installed with `rbac.clusterScoped=false`: no loans, no spot notices.",
+            Why.CLUSTER_SCOPE_MISSING: "The chart's `rbac.clusterScoped` is false: no loans, no spot notices.",
         },
         ConditionType.DEGRADED: {
             Why.HEALTHY: "Nothing is wrong.",

@@ -34,7 +34,7 @@ def _resource_page(resource: Resource) -> str:
     parts = [
         f"# {resource.kind}",
         schema["description"],
-        f"`{names.API_VERSION}`, namespaced; `kubectl get {resource.plural}` (short: {', '.join(resource.short_names)}).",
+        f"`{names.API_VERSION}`, namespaced; `kubectl get {resource.plural}`, short: {' '.join(resource.short_names)}.",
         "## spec",
         _field_table(schema["properties"]["spec"], "spec"),
         "## status",
@@ -60,7 +60,7 @@ def _conditions_page() -> str:
 def _decisions_page() -> str:
     table = _table(("reason", "meaning"), ((f"`{reason}`", text) for reason, text in DECISIONS.items()))
     intro = "`status.lastDecision.reason` of a PearlRollout; the message beside it gives the numbers."
-    return "\n\n".join(("# Decision reasons", intro, table)) + "\n"
+    return f"# Decision reasons\n\n{intro}\n\n{table}\n"
 
 
 def _wire_page() -> str:

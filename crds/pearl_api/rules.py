@@ -149,7 +149,7 @@ _NAME_RULES = (
     Rule(
         path=(),
         rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        message="metadata.name becomes part of Service names: begin with a letter, then letters, digits and '-', no dot",
+        message="metadata.name becomes part of Service names: begin with a-z, then use a-z, 0-9 and '-', no dot",
     ),
 )
 
@@ -171,7 +171,7 @@ _CAPACITY_RULES = (
         path=_SPEC,
         field=".capacity",
         rule=f"{_ALL_GPUS} >= {_TP}",
-        message="spec.capacity holds no GPU for even one worker: raise reserved.gpus, elastic.maxGpus or borrowed.maxGpus",
+        message="spec.capacity is too small for one worker: raise reserved.gpus, elastic.maxGpus or borrowed.maxGpus",
         message_expression=_say(
             "spec.capacity allows %d GPUs in all, and one worker needs %d (spec.engine.tensorParallel): "
             "raise reserved.gpus, elastic.maxGpus or borrowed.maxGpus",
@@ -197,7 +197,7 @@ _MODE_RULES = (
         path=_SPEC,
         field=".ratio",
         rule="!has(self.ratio) || self.mode != 'Colocated'",
-        message="spec.ratio has no meaning with spec.mode Colocated: remove ratio, or set mode to Auto or Disaggregated",
+        message="spec.ratio means nothing with spec.mode Colocated: remove it, or set mode to Auto or Disaggregated",
     ),
     Rule(
         path=_SPEC,
@@ -312,7 +312,7 @@ LOAN_RULES = (
     Rule(
         path=(),
         rule="size(self.metadata.name) <= 63",
-        message="metadata.name is the trainer pod's and becomes a label value: name the trainer pod with at most 63 characters",
+        message="metadata.name, the trainer pod's, becomes a label value: name that pod with at most 63 characters",
     ),
     Rule(
         path=_SPEC,

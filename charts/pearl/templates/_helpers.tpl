@@ -1,0 +1,87 @@
+{{- define "pearl.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- define "pearl.selectorLabels" -}}
+app.kubernetes.io/name: pearl-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "pearl.labels" -}}
+{{ include "pearl.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: pearl
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Cluster-wide names carry the namespace, so that several releases live side by side. */}}
+{{- define "pearl.clusterName" -}}
+pearl-operator-{{ .Release.Namespace }}
+{{- end -}}
+
+{{/* What Pod Security "restricted" asks for. */}}
+{{- define "pearl.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "pearl.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* NetworkPolicy peers: agents, RL frameworks and trainers. */}}
+{{- define "pearl.clients" -}}
+- podSelector: {}
+{{- range without .Values.trainerNamespaces .Release.Namespace }}
+- namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . }}}}
+{{- end }}
+{{- range .Values.clientNamespaceSelectors }}
+- namespaceSelector: {matchLabels: {{ toJson . }}}
+{{- end }}
+{{- end -}}
+
+{{/* NetworkPolicy peers: every worker of the release, borrowed ones included. */}}
+{{- define "pearl.workers" -}}
+{{- range prepend (without .Values.trainerNamespaces .Release.Namespace) .Release.Namespace }}
+- namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . }}}}
+  podSelector: {matchLabels: {pearl.dev/component: worker}}
+{{- end }}
+{{- end -}}
+
+{{- define "pearl.prometheus" -}}
+{{- range .Values.networkPolicy.prometheusNamespaces }}
+- namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . }}}}
+{{- end }}
+{{- end -}}
+
+{{- define "pearl.dns" -}}
+- ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]
+{{- end -}}
+
+{{- define "pearl.dnsAndApi" -}}
+{{ include "pearl.dns" . }}
+- ports:
+    {{- range .Values.networkPolicy.apiServerPorts }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+  {{- with .Values.networkPolicy.apiServerCIDRs }}
+  to:
+    {{- range . }}
+    - ipBlock: {cidr: {{ . | quote }}}
+    {{- end }}
+  {{- end }}
+{{- end -}}
