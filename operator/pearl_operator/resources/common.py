@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pearl_api import names
+from pearl_api.names import Zone
 
 if TYPE_CHECKING:
+    from pearl_api.rollout import PearlRolloutSpec
     from pearl_operator.facts import RolloutFact
 
 POD_SECURITY: Final = {
@@ -22,6 +24,19 @@ CONTAINER_SECURITY: Final = {
     "capabilities": {"drop": ["ALL"]},
 }
 """Both together satisfy Pod Security Admission `restricted`."""
+
+
+KV_LEASE_VARIABLE: Final = "PEARL_KV_LEASE_SECONDS"
+_KV_LEASE_SECONDS: Final = {Zone.RESERVED: 10.0, Zone.ELASTIC: 10.0, Zone.BORROWED: 3.0}
+
+
+def kv_lease_seconds(spec: PearlRolloutSpec, zone: Zone) -> float:
+    """How long a worker of this zone keeps prefilled KV pinned; short on borrowed GPUs, which must come back."""
+    given = spec.engine.env.get(KV_LEASE_VARIABLE, "")
+    try:
+        return min(float(given), _KV_LEASE_SECONDS[zone]) if given else _KV_LEASE_SECONDS[zone]
+    except ValueError:
+        return _KV_LEASE_SECONDS[zone]
 
 
 def owner(rollout: RolloutFact) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pearl_api import names
+from pearl_api.names import Zone
 from pearl_operator.resources import common
 from pearl_operator.resources.merge import merge
 
@@ -92,14 +93,22 @@ def _storage(spec: PearlRolloutSpec) -> dict[str, Any]:
     return {"emptyDir": {"sizeLimit": storage.size_limit}}
 
 
+def _zones(spec: PearlRolloutSpec) -> list[Zone]:
+    """Zones that workers can be in; the shortest KV lease among them is what the gateway must keep to."""
+    return [Zone.RESERVED, Zone.BORROWED] if spec.capacity.borrowed.max_gpus else [Zone.RESERVED]
+
+
 def _container(rollout: RolloutFact, spec: PearlRolloutSpec, settings: Settings) -> dict[str, Any]:
     environment = {
         "PEARL_ROLLOUT": rollout.key.name,
         "PEARL_NAMESPACE": rollout.key.namespace,
         "PEARL_TRAINER_NAMESPACES": ",".join(settings.trainer_namespaces),
-        "PEARL_TOKENS_DIR": TOKENS_DIR,
-        "PEARL_DATA_DIR": DATA_DIR,
+        "PEARL_TOKENS": TOKENS_DIR,
+        "PEARL_STORAGE": DATA_DIR,
         "PEARL_AUTH": spec.gateway.auth,
+        "PEARL_MODEL": spec.model.name,
+        "PEARL_MAX_MODEL_LEN": str(spec.engine.max_model_len),
+        common.KV_LEASE_VARIABLE: f"{min(common.kv_lease_seconds(spec, zone) for zone in _zones(spec)):g}",
     }
     return {
         "name": CONTAINER,
@@ -108,8 +117,9 @@ def _container(rollout: RolloutFact, spec: PearlRolloutSpec, settings: Settings)
         "command": ["pearl-gateway"],
         "ports": [{"name": names.PORT_NAME_HTTP, "containerPort": names.PORT_GATEWAY, "protocol": "TCP"}],
         "env": [{"name": name, "value": value} for name, value in environment.items()],
+        # Ready without workers too: it then answers 503 with a hint, and the operator reads its statistics.
         "livenessProbe": common.probe("/health", names.PORT_NAME_HTTP, period=10, failures=3, timeout=5),
-        "readinessProbe": common.probe("/ready", names.PORT_NAME_HTTP, period=2, failures=2, timeout=2),
+        "readinessProbe": common.probe("/health", names.PORT_NAME_HTTP, period=2, failures=2, timeout=2),
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": dict(common.CONTAINER_SECURITY),
         "volumeMounts": [

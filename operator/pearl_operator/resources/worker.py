@@ -139,7 +139,7 @@ def _container(spec: PearlRolloutSpec, zone: Zone) -> dict[str, Any]:
             {"name": names.PORT_NAME_AGENT, "containerPort": names.PORT_AGENT, "protocol": "TCP"},
             {"name": "nixl", "containerPort": names.PORT_NIXL, "protocol": "TCP"},
         ],
-        "env": _environment(spec),
+        "env": _environment(spec, zone),
         "livenessProbe": common.probe("/healthz", names.PORT_NAME_AGENT, period=5, failures=3, timeout=5),
         "readinessProbe": common.probe("/readyz", names.PORT_NAME_AGENT, period=1, failures=2, timeout=2),
         "securityContext": dict(common.CONTAINER_SECURITY),
@@ -157,7 +157,7 @@ def _container(spec: PearlRolloutSpec, zone: Zone) -> dict[str, Any]:
     return container
 
 
-def _environment(spec: PearlRolloutSpec) -> list[dict[str, Any]]:
+def _environment(spec: PearlRolloutSpec, zone: Zone) -> list[dict[str, Any]]:
     ours = {
         "HOME": "/tmp",  # noqa: S108 - the only writable place
         "PEARL_MODEL_NAME": spec.model.name,
@@ -169,6 +169,7 @@ def _environment(spec: PearlRolloutSpec) -> list[dict[str, Any]]:
         "PEARL_START_SECONDS": f"{spec.policy.deadlines.start_seconds:g}",
         "PEARL_TOKENS_DIR": TOKENS_DIR,
         "PEARL_STATE_DIR": STATE_DIR,
+        common.KV_LEASE_VARIABLE: f"{common.kv_lease_seconds(spec, zone):g}",
     }
     if spec.weights.source is not None:
         ours["PEARL_WEIGHTS_SOURCE"] = spec.weights.source
@@ -179,5 +180,5 @@ def _environment(spec: PearlRolloutSpec) -> list[dict[str, Any]]:
     }
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in downward.items()),
-        *({"name": name, "value": value} for name, value in {**ours, **spec.engine.env}.items()),
+        *({"name": name, "value": value} for name, value in {**spec.engine.env, **ours}.items()),
     ]

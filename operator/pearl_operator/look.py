@@ -1,0 +1,76 @@
+"""What one look found and decided, as one frozen value: the input of conditions, status and debug output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pearl_planner.types import Activity, WorkerState
+
+if TYPE_CHECKING:
+    from pearl_api.rollout import PearlRolloutSpec
+    from pearl_operator.facts import LoanFact, PodFact, RolloutFact
+    from pearl_operator.sources import Samples
+    from pearl_planner.types import Plan, Slot, Snapshot, Target, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What the API server refused lately, in its own words."""
+
+    template: str | None = None
+    """The worker pod itself is invalid."""
+    capacity: str | None = None
+    """A quota or an admission policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Facts and decision of one look."""
+
+    now: float
+    rollout: RolloutFact
+    spec: PearlRolloutSpec
+    snapshot: Snapshot
+    plan: Plan
+    samples: Samples
+    pods: tuple[PodFact, ...] = ()
+    loans: tuple[LoanFact, ...] = ()
+    loans_possible: bool = True
+    """The operator may review tokens and read nodes."""
+    refusals: Refusals = Refusals()
+    engine_problem: str | None = None
+    abandoned: str | None = None
+    """Why the last target was dropped, until one is reached."""
+    gateway_url: str | None = None
+
+
+def pending(snapshot: Snapshot, target: Target | None) -> list[str]:
+    """What is still missing until the fleet is what `target` says, one clause each; empty when it is reached."""
+    if target is None:
+        return []
+    wanted = {(slot.slot, slot.incarnation): slot for slot in target.slots}
+    found = {(worker.slot, worker.incarnation): worker for worker in snapshot.workers}
+    missing = [_missing(slot, found.get(key)) for key, slot in sorted(wanted.items())]
+    extra = [f"{found[key].pod} still has to go" for key in sorted(found.keys() - wanted.keys()) if not found[key].loan]
+    return [clause for clause in missing if clause is not None] + extra
+
+
+def _missing(slot: Slot, worker: Worker | None) -> str | None:
+    name = f"slot {slot.slot}"
+    if worker is None:
+        return f"{name} has no pod"
+    if worker.state is not WorkerState.READY:
+        return f"{worker.pod} is {worker.state.value}"
+    if worker.role is not slot.role:
+        return f"{worker.pod} is {worker.role.value}, not yet {slot.role.value}"
+    if worker.activity is not Activity.ACTIVE:
+        return f"{worker.pod} is {worker.activity.value}"
+    if worker.acked_epoch is not None and worker.acked_epoch < worker.role_epoch:
+        return f"the gateway does not yet route {worker.pod} as {slot.role.value}"
+    return None
+
+
+def serves(worker: Worker) -> bool:
+    """Ready, and turns may be routed to it."""
+    return worker.state is WorkerState.READY and worker.activity is Activity.ACTIVE

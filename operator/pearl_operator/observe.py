@@ -1,0 +1,171 @@
+"""Joins facts and samples into the planner's snapshot; pure. What nobody measured stays None."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pearl_api import names
+from pearl_api.wire.worker import WorkerPhase
+from pearl_operator.notices import notice_seconds
+from pearl_operator.resources.worker import shape_hash
+from pearl_planner.profile import Profile
+from pearl_planner.types import (
+    Activity,
+    Batch,
+    Measurements,
+    Role,
+    Snapshot,
+    Trajectory,
+    Worker,
+    WorkerState,
+    Zone,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pearl_api.rollout import PearlRolloutSpec
+    from pearl_api.wire.gateway import GatewayStats, WorkerView
+    from pearl_api.wire.worker import WorkerState as AgentState
+    from pearl_operator.facts import NodeFact, PodFact
+    from pearl_operator.sources import Samples
+    from pearl_planner.types import Budget, Loan, Memory, Target, WorkerMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything that one look found, before it is joined."""
+
+    spec: PearlRolloutSpec
+    pods: tuple[PodFact, ...]
+    nodes: Mapping[str, NodeFact]
+    loans: tuple[Loan, ...]
+    samples: Samples
+    budget: Budget
+    target: Target | None
+    memory: Memory
+    now: float
+    served: frozenset[str] = frozenset()
+    """UIDs of pods that were Ready at some time."""
+    keep_shape: bool = False
+    """Treat every pod as made from the present template, because that one is refused by the API."""
+
+
+def snapshot_of(facts: Facts) -> Snapshot:
+    """The snapshot of one look."""
+    stats = facts.samples.stats
+    views = {view.uid: view for view in stats.workers} if stats is not None else {}
+    workers = (_worker(pod, facts, views.get(pod.address.uid)) for pod in facts.pods)
+    return Snapshot(
+        now=facts.now,
+        workers=tuple(worker for worker in workers if worker is not None),
+        loans=facts.loans,
+        budget=facts.budget,
+        measurements=_measurements(facts),
+        profile=Profile.from_dict(stats.profile) if stats is not None else None,
+        batch=_batch(stats) if stats is not None else None,
+        target=facts.target,
+        memory=facts.memory,
+    )
+
+
+def _worker(pod: PodFact, facts: Facts, view: WorkerView | None) -> Worker | None:
+    """None for a pod whose labels make no worker; it is nobody's to touch."""
+    try:
+        zone, role, activity = Zone(pod.zone or ""), Role(pod.role or ""), Activity(pod.activity)
+    except ValueError:
+        return None
+    if pod.slot is None:
+        return None
+    agent = facts.samples.agents.get(pod.address.uid)
+    return Worker(
+        uid=pod.address.uid,
+        pod=pod.address.name,
+        slot=pod.slot,
+        incarnation=pod.incarnation,
+        zone=zone,
+        role=role,
+        role_epoch=pod.role_epoch,
+        activity=activity,
+        state=worker_state(pod, agent, served=pod.address.uid in facts.served),
+        gpus=_gpus(pod, zone, facts.spec),
+        shape_current=facts.keep_shape
+        or pod.shape is None
+        or pod.shape == shape_hash(facts.spec, names.Zone(zone.value)),
+        acked_epoch=view.acked_epoch if view is not None else None,
+        in_flight=view.in_flight if view is not None else None,
+        resident_tokens=view.resident_tokens if view is not None else None,
+        loan=pod.loan,
+        notice_seconds=notice_seconds(pod, facts.nodes.get(pod.node or ""), facts.now),
+        draining_seconds=_draining(pod, facts.now),
+    )
+
+
+def worker_state(pod: PodFact, agent: AgentState | None, *, served: bool) -> WorkerState:  # noqa: PLR0911 - a table
+    """What a worker does, by its pod first and by its agent where the pod does not tell."""
+    if pod.deleting:
+        return WorkerState.TERMINATING
+    if pod.phase in ("Failed", "Succeeded"):
+        return WorkerState.FAILED
+    if not pod.running:
+        return WorkerState.UNREADY if served else WorkerState.PENDING
+    phase = agent.phase if agent is not None else None
+    if phase is WorkerPhase.ASLEEP:
+        return WorkerState.ASLEEP
+    if phase is WorkerPhase.COLD or (phase is WorkerPhase.STOPPED and pod.loan is not None):
+        return WorkerState.COLD
+    if pod.ready and phase in (None, WorkerPhase.READY, WorkerPhase.DRAINING):
+        return WorkerState.READY
+    first = agent is None or agent.engine_starts <= 1
+    starting = phase in (None, WorkerPhase.STARTING, WorkerPhase.WAKING, WorkerPhase.READY)
+    return WorkerState.STARTING if starting and first and not served else WorkerState.UNREADY
+
+
+def _gpus(pod: PodFact, zone: Zone, spec: PearlRolloutSpec) -> int:
+    """What it holds by its requests; a borrower requests none, but uses one engine's worth."""
+    if zone is Zone.BORROWED:
+        return spec.engine.tensor_parallel
+    return dict(pod.resources).get(spec.engine.gpu_resource, spec.engine.tensor_parallel)
+
+
+def _draining(pod: PodFact, now: float) -> float | None:
+    if pod.activity != Activity.DRAINING or pod.activity_since is None:
+        return None
+    return max(now - pod.activity_since, 0.0)
+
+
+def _measurements(facts: Facts) -> Measurements:
+    samples = facts.samples
+    return Measurements(
+        gateway_age_seconds=samples.stats_age,
+        prometheus_age_seconds=samples.engines_age,
+        prometheus_expected=facts.spec.metrics.prometheus is not None,
+        engines=_engines(facts.pods, samples),
+    )
+
+
+def _engines(pods: Iterable[PodFact], samples: Samples) -> dict[str, WorkerMetrics]:
+    """By UID, of pods that live: look-back windows keep series of the dead."""
+    by_pod = samples.engines.by_pod if samples.engines is not None else {}
+    found = ((pod.address.uid, by_pod.get(f"{pod.address.namespace}/{pod.address.name}")) for pod in pods)
+    return {uid: metrics for uid, metrics in found if metrics is not None}
+
+
+def _batch(stats: GatewayStats) -> Batch | None:
+    batch = stats.batch
+    if batch is None or batch.closed:
+        return None
+    return Batch(
+        step=batch.step,
+        groups=batch.groups,
+        group_size=batch.group_size,
+        need_groups=batch.need_groups,
+        complete_groups=batch.complete_groups,
+        started=batch.started,
+        finished=batch.finished,
+        elapsed_seconds=batch.open_seconds,
+        unfinished=tuple(
+            Trajectory(each.group, each.turns_done, each.context_tokens, each.idle_seconds) for each in stats.unfinished
+        ),
+    )

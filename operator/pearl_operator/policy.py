@@ -1,0 +1,94 @@
+"""From the user's spec to the planner's policy and budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pearl_api.rollout import ModePolicy
+from pearl_planner.tables import TableError, find_table, load_table
+from pearl_planner.types import Budget, Mode, Policy
+
+if TYPE_CHECKING:
+    from pearl_api.rollout import PearlRolloutSpec
+    from pearl_operator.facts import RolloutFact
+    from pearl_planner.engine_model import EngineTable
+
+_MODES: Final = {
+    ModePolicy.AUTO: (Mode.COLOCATED, Mode.DISAGGREGATED),
+    ModePolicy.COLOCATED: (Mode.COLOCATED,),
+    ModePolicy.DISAGGREGATED: (Mode.DISAGGREGATED,),
+}
+_FALLBACK_TABLE: Final = "Qwen/Qwen3-8B"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """The engine table to plan with."""
+
+    table: EngineTable
+    problem: str | None = None
+    """Why it is only a stand-in, and what to set."""
+
+
+def engine_choice(spec: PearlRolloutSpec, hardware: str | None = None) -> EngineChoice:
+    """The named table, else the model's on this hardware, else the model's on any, else a stand-in with the reason."""
+    try:
+        if spec.engine.table is not None:
+            return EngineChoice(load_table(spec.engine.table))
+    except TableError as error:
+        return EngineChoice(_fallback(), f"spec.engine.table: {error}")
+    found = find_table(spec.model.name, hardware) or find_table(spec.model.name)
+    if found is not None:
+        return EngineChoice(found)
+    return EngineChoice(
+        _fallback(),
+        f"no engine table for model {spec.model.name!r}, so predictions start from {_FALLBACK_TABLE}'s: "
+        "set spec.engine.table",
+    )
+
+
+def _fallback() -> EngineTable:
+    found = find_table(_FALLBACK_TABLE)
+    if found is None:
+        raise TableError(f"the shipped tables lack {_FALLBACK_TABLE}: the installation is broken")
+    return found
+
+
+def policy_of(rollout: RolloutFact, spec: PearlRolloutSpec, engine: EngineChoice, *, hold: bool) -> Policy:
+    """The planner's policy. `hold` freezes optional changes beside the user's annotation."""
+    policy = spec.policy
+    return Policy(
+        generation=rollout.generation,
+        table=engine.table,
+        modes=_MODES[spec.mode],
+        ratio=(spec.ratio.prefill, spec.ratio.decode) if spec.ratio is not None else None,
+        objective=policy.objective,
+        window=policy.in_flight if isinstance(policy.in_flight, int) else None,
+        window_automatic=policy.in_flight == "Auto",
+        max_staleness=spec.weights.max_staleness,
+        prior_groups=spec.workload.groups,
+        prior_group_size=spec.workload.group_size,
+        ratio_threshold=policy.hysteresis.ratio_percent / 100,
+        mode_threshold=policy.hysteresis.mode_percent / 100,
+        min_dwell_seconds=policy.hysteresis.min_dwell_seconds,
+        coalesce_seconds=policy.coalesce_seconds,
+        drain_seconds=policy.deadlines.drain_seconds,
+        start_seconds=policy.deadlines.start_seconds,
+        stale_after_seconds=spec.metrics.stale_after_seconds,
+        advisory=policy.advisory,
+        hold=rollout.hold or hold,
+        suspend=spec.suspend,
+    )
+
+
+def budget_of(spec: PearlRolloutSpec, *, loans_enabled: bool) -> Budget:
+    """GPUs by zone; free elastic GPUs are unknown, because only their own namespaces' pods are visible."""
+    capacity = spec.capacity
+    return Budget(
+        gpus_per_worker=spec.engine.tensor_parallel,
+        reserved_gpus=capacity.reserved.gpus,
+        elastic_min_gpus=capacity.elastic.min_gpus,
+        elastic_max_gpus=capacity.elastic.max_gpus,
+        borrowed_max_gpus=capacity.borrowed.max_gpus if loans_enabled else 0,
+    )
