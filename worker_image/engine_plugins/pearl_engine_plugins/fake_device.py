@@ -8,7 +8,6 @@ frees a dead process's memory; a reader sums the files that are still locked. Lo
 """
 
 import fcntl
-import json
 import os
 import uuid
 from pathlib import Path
@@ -34,10 +33,8 @@ class DeviceUse:
 
     def set(self, used_bytes: int) -> None:
         """Change what this user holds."""
-        self._file.seek(0)
-        self._file.truncate()
-        json.dump({"bytes": used_bytes}, self._file)
-        self._file.flush()
+        # One write of a fixed length, so that a reader sees the old number or the new one.
+        os.pwrite(self._file.fileno(), f'{{"bytes": {used_bytes:>20}}}\n'.encode(), 0)
 
     def close(self) -> None:
         """Give the share back."""

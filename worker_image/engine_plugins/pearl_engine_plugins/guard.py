@@ -73,7 +73,9 @@ class EngineGuard:
         if path == GATE_PATH and admin:
             return await self._answer_gate(scope, send)
         if not _is_inference(path):
-            return await (self._app(scope, receive, send) if admin else _refuse(scope, send, 401, "admin token required"))
+            return await (
+                self._app(scope, receive, send) if admin else _refuse(scope, send, 401, "admin token required")
+            )
         if not (admin or any([hmac.compare_digest(token, known) for known in self._engine_tokens])):
             return await _refuse(scope, send, 401, "engine token required")
         if not (admin or self._gate_open):

@@ -1,0 +1,123 @@
+"""`pearl-worker-agent`: wires the shells around the worker and runs them in one loop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import uvicorn
+
+from pearl_api import tokens
+from pearl_worker.api import Tokens, build_api
+from pearl_worker.device import FakeDevice, NvmlDevice
+from pearl_worker.engine import Engine
+from pearl_worker.engine_command import EngineCommand, engine_command
+from pearl_worker.engine_http import HttpEngineClient
+from pearl_worker.engine_process import GroupLauncher, Reaper
+from pearl_worker.lender import Lender
+from pearl_worker.ports import EngineClient, MemoryDevice, WeightSource
+from pearl_worker.settings import Settings, from_env
+from pearl_worker.weights import CheckedSource, DirectoryStore, HttpStore, NoSource
+from pearl_worker.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to `main`: SIGTERM must drain first and close the API last."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main() -> int:
+    """Entry point; exit code 2 = wrong settings."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    try:
+        settings = from_env(os.environ)
+        accepted = read_tokens(settings)
+    except (ValueError, OSError) as error:
+        _log.error("%s", error)
+        return 2
+    asyncio.run(serve(settings, accepted))
+    return 0
+
+
+async def serve(settings: Settings, accepted: Tokens) -> None:
+    """Run the worker until SIGTERM, then drain, end the engine and return."""
+    loop = asyncio.get_running_loop()
+    reaper = Reaper()
+    reaper.install(loop)
+    settings.state_directory.mkdir(parents=True, exist_ok=True)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        worker = build_worker(settings, reaper, session)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.stop)
+        app = build_api(worker, accepted, loop.time)
+        config = uvicorn.Config(app, host="0.0.0.0", port=settings.agent_port, log_config=None, access_log=False)  # noqa: S104
+        server = _Server(config)
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(server.serve())
+            working = tasks.create_task(worker.run())
+            await asyncio.wait([serving, working], return_when=asyncio.FIRST_COMPLETED)
+            # Either ending alone ends the container; a worker that stopped leaves the API to close in order.
+            worker.stop()
+            await working
+            server.should_exit = True
+
+
+def build_worker(settings: Settings, reaper: Reaper, session: aiohttp.ClientSession) -> Worker:
+    """The worker on real ports."""
+    base_url = f"http://127.0.0.1:{settings.engine_port}"
+
+    def command(admin_token: str) -> EngineCommand:
+        return engine_command(settings, os.environ, admin_token)
+
+    def client(admin_token: str) -> EngineClient:
+        return HttpEngineClient(session, base_url, settings.model_name, admin_token)
+
+    launcher = GroupLauncher(reaper, command, client, settings.scratch_directory)
+    return Worker(settings, Engine(settings, launcher), _source(settings, session), _lender(settings))
+
+
+def read_tokens(settings: Settings) -> Tokens:
+    """The tokens of the mounted Secret. Raises OSError or ValueError when one is missing."""
+    agent = _token(settings.tokens_directory, "agent")
+    _token(settings.tokens_directory, "engine")  # read by the engine; better to fail here than there
+    loan = settings.loan
+    key = _token(settings.tokens_directory, "loan") if loan else ""
+    return Tokens(agent=agent, loan=tokens.loan_token(key, loan.namespace, loan.name) if loan else None)
+
+
+def _token(directory: Path, name: str) -> str:
+    text = (directory / name).read_text().strip()
+    if not text:
+        raise ValueError(f"{directory / name} is empty: mount the Secret <rollout>-pearl-worker at PEARL_TOKENS_DIR")
+    return text
+
+
+def _source(settings: Settings, session: aiohttp.ClientSession) -> WeightSource:
+    location = settings.weights_source
+    if location is None:
+        return NoSource(settings.model)
+    if location.startswith(("http://", "https://")):
+        store = HttpStore(session, location, settings.scratch_directory / "pearl-weights")
+        return CheckedSource(store, settings.model)
+    return CheckedSource(DirectoryStore(Path(location)), settings.model)
+
+
+def _lender(settings: Settings) -> Lender | None:
+    if settings.loan is None:
+        return None
+    device: MemoryDevice = FakeDevice(settings.fake_device) if settings.fake_device else NvmlDevice()
+    return Lender(device, settings.state_directory / "loan.json", settings.memory_allowance_bytes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

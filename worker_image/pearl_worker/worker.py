@@ -1,0 +1,355 @@
+"""The agent's loop: keeps the engine as wished, one step of `decide` at a time.
+
+Inputs (`set_activity`, `grant`, `reclaim`, `stop`, ... and the manifest poll) only change wishes and wake the loop.
+A step that lost its purpose is cancelled; a step that failed is judged at the one place below, `_judge`.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from pearl_api.names import Activity
+from pearl_api.wire.weights import WeightsManifest
+from pearl_api.wire.worker import LoanState, ReclaimAnswer, WorkerPhase, WorkerState
+from pearl_worker.decide import Step, Wish, must_cut, next_step, phase
+from pearl_worker.engine import Engine, VacateReport
+from pearl_worker.lender import Lender
+from pearl_worker.ports import EngineFaultError, WeightsError, WeightSource
+from pearl_worker.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 1.0
+_UNHEALTHY_SECONDS = 30.0
+_BACKOFF_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+_LOAD_RETRY_SECONDS = 2.0
+_ENDING = (Step.VACATE, Step.RESTART, Step.STOP)
+"""Steps that cope by themselves with an engine that ends."""
+_LOAD_TRIES = 2
+"""A version that breaks the engine is tried again once; then it is out until a newer one is published."""
+
+
+class Worker:
+    """Everything one worker pod does. `lender` is None unless the pod is a borrower."""
+
+    def __init__(self, settings: Settings, engine: Engine, source: WeightSource, lender: Lender | None) -> None:
+        self._settings = settings
+        self.engine = engine
+        self._source = source
+        self.lender = lender
+        self._activity = Activity.ACTIVE
+        self._drain_by = 0.0
+        self._stop = False
+        self._restart = False
+        self._running = Step.REST
+        self._changed = asyncio.Event()
+        self._poke = asyncio.Event()
+        self._at_rest = asyncio.Event()
+        self._report = VacateReport()
+        self._manifest: WeightsManifest | None = None
+        self._manifest_known = False
+        self._load_after = 0.0
+        self._load_failures: dict[int, int] = {}
+        self._crashes = 0
+        self._start_after = 0.0
+        self._message = ""
+
+    # -- inputs ---------------------------------------------------------------------------------------------
+
+    def set_activity(self, activity: Activity, deadline_seconds: float) -> None:
+        """What the operator wants of this worker; requests inside are aborted after the deadline."""
+        if activity is not self._activity:
+            self._drain_by = _now() + deadline_seconds
+        self._activity = activity
+        self._changed.set()
+
+    def poke_weights(self) -> None:
+        """Look at the manifest now."""
+        self._poke.set()
+
+    def request_restart(self, why: str) -> None:
+        """The gateway saw what only a restart mends."""
+        self._restart = self.engine.facts.running
+        self._message = why
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Drain, end the engine, leave `run`."""
+        self._stop = True
+        self._changed.set()
+
+    def loan_changed(self) -> None:
+        """The lender's fence moved."""
+        self._changed.set()
+
+    async def reclaim(self, epoch: int, within_seconds: float) -> ReclaimAnswer:
+        """Fence `epoch` and give the device back; answers at the deadline at the latest.
+
+        Raises:
+            FencedError: a newer epoch was granted.
+        """
+        lender = self._lender()
+        began = _now()
+        if (answer := lender.answered(epoch)) is not None:
+            return answer
+        if not self.engine.facts.running:
+            self._report = VacateReport()
+        lender.reclaim(epoch, began + within_seconds)
+        self._at_rest.clear()
+        self._changed.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(began + within_seconds):
+                await self._at_rest.wait()
+        return lender.answer(epoch, self._report, self._is_free(), _now() - began)
+
+    @property
+    def reclaim_seconds(self) -> float:
+        """How fast an expired grant is vacated."""
+        return self._settings.reclaim_seconds
+
+    # -- outputs --------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Serves tokens under acceptable weights."""
+        return self.state().phase is WorkerPhase.READY
+
+    def state(self) -> WorkerState:
+        """A snapshot for readers outside."""
+        facts, wish = self.engine.facts, self._wish()
+        return WorkerState(
+            pod_uid=self._settings.pod_uid,
+            phase=phase(facts, wish, self._running, weights_failed=self._weights_failed()),
+            activity=self._activity,
+            engine_starts=self.engine.starts,
+            engine_pid=self.engine.pid,
+            weight_version=facts.loaded,
+            wanted_version=self._wanted(),
+            message=self._message,
+            start_seconds=self.engine.start_seconds,
+            weight_load_seconds=self.engine.load_seconds,
+            loan=self.loan_state() if self.lender else None,
+        )
+
+    def loan_state(self) -> LoanState:
+        """The loan, for SDK and operator."""
+        return self._lender().state(_now(), memory_free=self._is_free())
+
+    # -- the loop -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until `stop` was asked for and the engine is gone."""
+        async with asyncio.TaskGroup() as helpers:
+            poll = helpers.create_task(self._poll_manifest())
+            watch = helpers.create_task(self._watch_health())
+            await self._loop()
+            poll.cancel()
+            watch.cancel()
+
+    async def _loop(self) -> None:
+        while True:
+            self._changed.clear()
+            if self.lender:
+                self.lender.expire(_now(), _now() + self._settings.reclaim_seconds)
+            self._accept_if_current()
+            wish = self._wish()
+            step = next_step(self.engine.facts, wish)
+            if step is not Step.REST:
+                await self._perform(step)
+                continue
+            if wish.stop:
+                return
+            if not wish.may_run:
+                self._at_rest.set()
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        exited = asyncio.ensure_future(self.engine.exited())
+        changed = asyncio.ensure_future(self._changed.wait())
+        await asyncio.wait([exited, changed], timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        await _cancel(changed)
+        if exited.done():
+            await self._engine_ended(exited.result())
+        await _cancel(exited)
+
+    async def _perform(self, step: Step) -> None:
+        _log.info("step %s", step, extra={"step": step.value, "facts": str(self.engine.facts)})
+        self._running = step
+        work = asyncio.ensure_future(self._work(step))
+        exited = asyncio.ensure_future(_never() if step in _ENDING else self.engine.exited())
+        try:
+            while not work.done() and not exited.done():
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait([work, exited, changed], timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await _cancel(changed)
+                self._changed.clear()
+                if self.lender:
+                    self.lender.expire(_now(), _now() + self._settings.reclaim_seconds)
+                if must_cut(step, self._wish()):
+                    break
+            await self._judge(step, work, exited)
+        finally:
+            await _cancel(work)
+            await _cancel(exited)
+            self._running = Step.REST
+
+    async def _work(self, step: Step) -> None:
+        engine = self.engine
+        match step:
+            case Step.START:
+                await engine.start()
+            case Step.LOAD:
+                await engine.load(await self._files(), self._version())
+            case Step.WAKE:
+                files = await self._files() if engine.facts.loaded != self._wanted() else None
+                await engine.wake(files, self._version())
+            case Step.PROVE:
+                await engine.prove()
+                self._message = ""
+            case Step.OPEN:
+                await engine.open()
+                self._crashes = 0
+            case Step.DRAIN:
+                await engine.drain(self._drain_by - _now())
+            case Step.SLEEP:
+                await engine.sleep(self._drain_by - _now())
+            case Step.VACATE:
+                lender = self._lender()
+                self._report = await engine.vacate(lambda: lender.vacate_by, self._is_free)
+            case Step.RESTART:
+                await engine.kill()
+                self._restart = False
+            case Step.STOP:
+                await engine.stop(self._settings.drain_seconds)
+            case Step.REST:
+                pass
+
+    async def _judge(self, step: Step, work: "asyncio.Future[None]", exited: "asyncio.Future[int]") -> None:
+        """What a step's end means. Bugs (any other exception) end the agent, and with it the container."""
+        if exited.done():
+            await _cancel(work)
+            await self._engine_ended(exited.result())
+            return
+        if not work.done():  # cut
+            return
+        try:
+            work.result()
+        except WeightsError as error:
+            self._complain(f"weights: {error}")
+            self._load_after = _now() + _LOAD_RETRY_SECONDS
+        except EngineFaultError as error:
+            self._complain(f"{step}: {error}")
+            await self._after_fault(step)
+
+    async def _after_fault(self, step: Step) -> None:
+        if step in (Step.LOAD, Step.WAKE) and self.engine.facts.loaded is None:
+            version = self._version()
+            self._load_failures[version] = self._load_failures.get(version, 0) + 1
+            if self._loadable():  # a whole good update mends a half-loaded engine
+                return
+        await self._restart_later()
+
+    async def _engine_ended(self, code: int) -> None:
+        self._complain(f"the engine ended with exit code {code}")
+        await self._restart_later()
+
+    async def _restart_later(self) -> None:
+        await self.engine.kill()
+        self._restart = False
+        delay = _BACKOFF_SECONDS[min(self._crashes, len(_BACKOFF_SECONDS) - 1)]
+        self._crashes += 1
+        self._start_after = _now() + delay
+
+    def _complain(self, message: str) -> None:
+        self._message = message
+        _log.warning("%s", message)
+
+    # -- helpers --------------------------------------------------------------------------------------------
+
+    def _wish(self) -> Wish:
+        return Wish(
+            stop=self._stop,
+            may_run=self.lender is None or self.lender.granted,
+            activity=self._activity,
+            wanted=self._wanted(),
+            loadable=self._loadable() and _now() >= self._load_after,
+            restart=self._restart,
+            may_start=_now() >= self._start_after,
+        )
+
+    def _wanted(self) -> int | None:
+        return self._version() if self._manifest_known else None
+
+    def _version(self) -> int:
+        return self._manifest.version if self._manifest else 0
+
+    def _loadable(self) -> bool:
+        return self._load_failures.get(self._version(), 0) < _LOAD_TRIES
+
+    def _weights_failed(self) -> bool:
+        return self.engine.facts.running and (not self._loadable() or _now() < self._load_after)
+
+    async def _files(self) -> Sequence[Path]:
+        return await (self._source.fetch(self._manifest) if self._manifest else self._source.base())
+
+    def _is_free(self) -> bool:
+        facts = self.engine.facts
+        return self._lender().memory_free() and (facts.asleep or not facts.running)
+
+    def _lender(self) -> Lender:
+        if self.lender is None:
+            raise LookupError("this worker is not borrowed")
+        return self.lender
+
+    async def _poll_manifest(self) -> None:
+        while True:
+            try:
+                manifest = await self._source.manifest()
+            except WeightsError as error:
+                if not self._manifest_known:
+                    self._message = f"weights: {error}"
+            else:
+                if manifest is not None and manifest != self._manifest:
+                    self._manifest = manifest
+                    self._load_after = 0.0
+                    self._load_failures.pop(manifest.version, None)
+                    self._changed.set()
+                if not self._manifest_known:
+                    self._manifest_known = True
+                    self._changed.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self._poke.wait()
+            self._poke.clear()
+
+    def _accept_if_current(self) -> None:
+        facts = self.engine.facts
+        if facts.running and not facts.asleep and facts.loaded == self._wanted() is not None and not facts.current:
+            self.engine.accept()
+
+    async def _watch_health(self) -> None:
+        """Kill an engine that lives but no longer answers."""
+        last_good = _now()
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            facts = self.engine.facts
+            if not facts.proven or facts.asleep or await self.engine.healthy():
+                last_good = _now()
+            elif _now() - last_good > _UNHEALTHY_SECONDS:
+                self.request_restart(f"the engine did not answer for {_UNHEALTHY_SECONDS:g} s")
+
+
+async def _never() -> int:
+    return await asyncio.get_running_loop().create_future()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _cancel(future: "asyncio.Future[object]") -> None:
+    future.cancel()
+    with contextlib.suppress(asyncio.CancelledError, EngineFaultError, WeightsError, TimeoutError):
+        await future
