@@ -1,0 +1,77 @@
+"""The asynchronous driver: runs the core's flows as coroutines and tasks of the running loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any, TypeVar
+
+import httpx2
+
+from pearl_trainer import transport
+from pearl_trainer.sansio import Flow, Invoke, Outcome, Request, Send, Sleep, Spawn, Step
+
+T = TypeVar("T")
+
+
+class Background:
+    """A flow that runs beside the caller until it is stopped."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+
+    async def stop(self) -> None:
+        """Ends it now."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class Driver:
+    """Runs flows on the event loop that it is used from. Close it when done."""
+
+    def __init__(self, transport_: httpx2.AsyncBaseTransport | None = None) -> None:
+        """`transport_` replaces the network in tests."""
+        self._client = httpx2.AsyncClient(transport=transport_, **transport.OPTIONS)
+        self._spawned: set[asyncio.Task[Any]] = set()
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Runs one flow to its end; raises what it raises."""
+        value: Any = None
+        try:
+            while True:
+                value = await self._do(flow.send(value))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            flow.close()
+
+    def start(self, flow: Flow[object]) -> Background:
+        """Runs one flow beside the caller."""
+        return Background(asyncio.ensure_future(self.run(flow)))
+
+    async def close(self) -> None:
+        """Waits for what was spawned and closes all connections."""
+        await asyncio.gather(*self._spawned, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _do(self, step: Step) -> Any:
+        if isinstance(step, Send):
+            return await self._send(step.request)
+        if isinstance(step, Sleep):
+            return await asyncio.sleep(step.seconds)
+        if isinstance(step, Invoke):
+            result = step.function()
+            return await result if inspect.isawaitable(result) else result
+        if isinstance(step, Spawn):
+            task = asyncio.ensure_future(self.run(step.flow))
+            self._spawned.add(task)
+            task.add_done_callback(self._spawned.discard)
+            return None
+        return await asyncio.gather(*(self.run(flow) for flow in step.flows))
+
+    async def _send(self, request: Request) -> Outcome:
+        try:
+            return transport.reply(await self._client.request(**transport.arguments(request)))
+        except httpx2.HTTPError as error:
+            return transport.no_reply(error)

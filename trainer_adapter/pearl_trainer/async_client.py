@@ -1,0 +1,221 @@
+"""The asynchronous client: `client.py` with `await`. Hooks may be coroutine functions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from pearl_trainer import settings as settings_module
+from pearl_trainer.aio import Background, Driver
+from pearl_trainer.gpus import MemoryProbe
+from pearl_trainer.ranks import Hook, Hooks, RankedLoan
+from pearl_trainer.session import Enrolment, Session
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+    from types import TracebackType
+
+    import httpx2
+    from typing_extensions import Self
+
+    from pearl_trainer.core import Free, LendResult
+    from pearl_trainer.gateway import GatewayApi, Generated, Turn
+    from pearl_trainer.messages import BatchProgress, PermitAnswer, RegisterAnswer, Trajectory
+    from pearl_trainer.sansio import Flow
+    from pearl_trainer.settings import Settings
+    from pearl_trainer.weights import Files, Published
+
+
+class AsyncPearlClient:
+    """A trainer's view of PEARL, for one event loop. See `PearlClient` for the arguments."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        probe: MemoryProbe | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: seconds that never go back; pass the loop's own where a test fast-forwards it."""
+        self._driver = Driver(transport)
+        self._session = Session(settings, clock=clock, new_id=lambda: uuid.uuid4().hex, probe=probe or MemoryProbe())
+        self.batches = AsyncBatches(self._session.gateway, self._driver.run)
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] | None = None) -> AsyncPearlClient:
+        """As `PearlClient.from_env`."""
+        return cls(settings_module.from_env(environment))
+
+    async def register(  # noqa: PLR0913 - keyword arguments of the one call that sets everything up
+        self,
+        *,
+        rollout: str,
+        gpus: Sequence[str] | None = None,
+        group: str | None = None,
+        rollout_namespace: str | None = None,
+        offload: Hook | None = None,
+        onload: Hook | None = None,
+        barrier: Hook | None = None,
+        lend: bool = True,
+        cap_seconds: float | None = None,
+    ) -> AsyncLoan:
+        """As `PearlClient.register`."""
+        core = self._session.loan(Enrolment(rollout, gpus, rollout_namespace, group))
+        settings = self._session.settings
+        ranked = RankedLoan(
+            core,
+            Hooks(offload, onload, barrier),
+            rank=settings.local_rank,
+            ranks=settings.local_world_size,
+            present=settings.operator_url is not None,
+        )
+        await self._driver.run(ranked.begin(lend=lend, cap_seconds=cap_seconds))
+        return AsyncLoan(self, ranked, self._driver)
+
+    async def publish_weights(
+        self, version: int, files: Files, *, source: str | None = None, move: bool = False, keep: int = 3
+    ) -> Published | None:
+        """As `PearlClient.publish_weights`, on a thread."""
+        loop = asyncio.get_running_loop()
+        options = {"move": move, "keep": keep}
+        return await loop.run_in_executor(None, self._session.publish, version, files, source, options)
+
+    async def trajectory(self, name: str) -> Trajectory:
+        """As `PearlClient.trajectory`."""
+        return await self._driver.run(self._session.gateway.trajectory(name))
+
+    async def recommended_in_flight(self) -> int | None:
+        """As `PearlClient.recommended_in_flight`."""
+        return await self._driver.run(self._session.gateway.window())
+
+    async def generate(self, token_ids: Sequence[int], turn: Turn, **sampling: Any) -> Generated:
+        """As `PearlClient.generate`."""
+        return await self._driver.run(self._session.gateway.generate(token_ids, turn, sampling))
+
+    async def close(self) -> None:
+        """Closes all connections; close loans first."""
+        await self._driver.close()
+
+    async def __aenter__(self) -> AsyncPearlClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncLoan:
+    """As `Loan`."""
+
+    def __init__(self, client: AsyncPearlClient, ranked: RankedLoan, driver: Driver) -> None:
+        self._client = client
+        self._ranked = ranked
+        self._driver = driver
+        self._background: Background | None = driver.start(ranked.core.keep()) if ranked.leads else None
+
+    @property
+    def lent(self) -> bool:
+        """A grant is in force."""
+        return self._ranked.core.lent
+
+    @property
+    def epoch(self) -> int:
+        """Highest loan epoch heard of; 0 = none."""
+        return self._ranked.core.epoch
+
+    @property
+    def registration(self) -> RegisterAnswer | None:
+        """What enrolling answered; None while PEARL was never reached."""
+        return self._ranked.core.registration
+
+    @asynccontextmanager
+    async def training(self, *, within: float | None = None, cap_seconds: float | None = None) -> AsyncIterator[None]:
+        """As `Loan.training`."""
+        await self._driver.run(self._ranked.before_training(within))
+        yield
+        await self._driver.run(self._ranked.after_training(cap_seconds))
+
+    async def lend(self, cap_seconds: float | None = None) -> LendResult:
+        """As `Loan.lend`."""
+        return await self._driver.run(self._ranked.lend(cap_seconds))
+
+    async def reclaim(self, within: float | None = None) -> Free:
+        """As `Loan.reclaim`."""
+        return await self._driver.run(self._ranked.reclaim(within))
+
+    async def publish_weights(
+        self, version: int, files: Files, *, move: bool = False, keep: int = 3
+    ) -> Published | None:
+        """As the client's."""
+        return await self._client.publish_weights(version, files, move=move, keep=keep)
+
+    async def close(self) -> None:
+        """Takes the GPUs back and ends the enrolment."""
+        if self._background is not None:
+            await self._driver.run(self._ranked.end())
+            await self._background.stop()
+            self._background = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncBatches:
+    """As `Batches`."""
+
+    def __init__(self, api: GatewayApi, run: Callable[[Flow[Any]], Coroutine[Any, Any, Any]]) -> None:
+        self._api = api
+        self._run = run
+
+    async def open(
+        self, step: int, *, groups: int, group_size: int, need_groups: int | None = None, min_version: int = 0
+    ) -> BatchProgress:
+        """As `Batches.open`."""
+        progress: BatchProgress = await self._run(self._api.open(step, groups, group_size, need_groups, min_version))
+        return progress
+
+    async def progress(self, step: int) -> BatchProgress:
+        """As `Batches.progress`."""
+        progress: BatchProgress = await self._run(self._api.progress(step))
+        return progress
+
+    async def finish(
+        self, step: int, trajectory: str, *, group: str | None = None, reward: float | None = None
+    ) -> BatchProgress:
+        """As `Batches.finish`."""
+        progress: BatchProgress = await self._run(self._api.finish(step, trajectory, group, reward))
+        return progress
+
+    async def abort(
+        self, step: int, trajectory: str, *, group: str | None = None, cause: str = "aborted"
+    ) -> BatchProgress:
+        """As `Batches.abort`."""
+        progress: BatchProgress = await self._run(self._api.abort(step, trajectory, group, cause))
+        return progress
+
+    async def consume(self, step: int) -> tuple[Trajectory, ...]:
+        """As `Batches.consume`."""
+        trajectories: tuple[Trajectory, ...] = await self._run(self._api.consume(step))
+        return trajectories
+
+    async def close(self, step: int) -> BatchProgress:
+        """As `Batches.close`."""
+        progress: BatchProgress = await self._run(self._api.close(step))
+        return progress
+
+    async def permit(
+        self, group: str, size: int, *, step: int | None = None, wait_seconds: float | None = None
+    ) -> PermitAnswer:
+        """As `Batches.permit`."""
+        answer: PermitAnswer = await self._run(self._api.permit(group, size, step, wait_seconds))
+        return answer

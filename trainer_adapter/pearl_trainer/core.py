@@ -1,0 +1,333 @@
+"""The loan protocol of one trainer pod, as flows: enrol, offer, renew, reclaim, leave.
+
+PEARL being absent or broken never stops training: an offer that fails is an answer with a reason, and a reclaim
+needs the agents alone. Agent addresses and the loan token are kept from enrolment and refreshed by every answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pearl_trainer import endpoints
+from pearl_trainer.errors import (
+    ConfigurationError,
+    NotReturned,
+    PearlError,
+    ProtocolError,
+    Rejected,
+    Unavailable,
+)
+from pearl_trainer.lease import Held, Lease
+from pearl_trainer.messages import (
+    AgentEndpoint,
+    LendAnswer,
+    LendRequest,
+    LoanView,
+    ReclaimAnswer,
+    ReclaimedNotice,
+    ReclaimingNotice,
+    RegisterAnswer,
+    RegisterRequest,
+)
+from pearl_trainer.sansio import Flow, NoReply, Reply, Send, Sleep, Spawn, Together, call, send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pearl_trainer.gpus import MemoryProbe
+
+log = logging.getLogger("pearl_trainer")
+
+RETRY_SECONDS = 0.1
+"""Between two tries to reach an agent during a reclaim."""
+OFFER_SECONDS = 2.0
+"""Between two offers while the trainer waits and the last one was refused."""
+NOT_FOUND, CONFLICT, SUCCESS = 404, 409, 200
+
+
+@dataclass(frozen=True)
+class LendResult:
+    """What became of an offer; `reason` is closed and CamelCase, `message` is for people."""
+
+    granted: bool
+    reason: str
+    message: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Free:
+    """The GPUs are free.
+
+    `via`: `agents` (each read its device and found the memory back), `lease` (an agent could not be reached, its
+    lease is over and the memory was read here), or `notLent` (nothing was in force).
+    """
+
+    epoch: int
+    via: str
+    killed: bool = False
+    total_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Outcome at one agent; `why` says why not free."""
+
+    free: bool
+    epoch: int
+    via: str = "agents"
+    killed: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who enrols: where the operator is, how to prove who this pod is, and what it lends."""
+
+    operator_url: str | None
+    token: Callable[[], str]
+    request: RegisterRequest
+
+
+class LoanCore:
+    """One enrolled (or not yet enrolled) loan.
+
+    Args:
+        identity: Who enrols.
+        clock: Seconds that never go back.
+        new_id: A fresh unique string at each call.
+        probe: Reads the pod's GPUs.
+    """
+
+    def __init__(
+        self, identity: Identity, *, clock: Callable[[], float], new_id: Callable[[], str], probe: MemoryProbe
+    ) -> None:
+        self._identity = identity
+        self._clock = clock
+        self._new_id = new_id
+        self._probe = probe
+        self._lease = Lease()
+        self._api: endpoints.LoanApi | None = None
+        self._enrolled = False
+        self._cap_seconds: float | None = None
+        self._next_offer = 0.0
+        self._last_warning = ""
+
+    @property
+    def registration(self) -> RegisterAnswer | None:
+        """What enrolling answered last; None while PEARL was never reached."""
+        return self._api.registration if self._api else None
+
+    @property
+    def lent(self) -> bool:
+        """A grant is in force and not taken back."""
+        return self._lease.lent
+
+    @property
+    def epoch(self) -> int:
+        """Highest loan epoch heard of; 0 = none."""
+        return self._lease.epoch
+
+    def enrol(self) -> Flow[None]:
+        """Enrols once; PEARL out of reach leaves the loan not enrolled, and each offer tries again.
+
+        Raises:
+            Rejected: the operator says what is wrong with the request.
+            ConfigurationError: the identity token cannot be read.
+        """
+        base = self._identity.operator_url
+        if base is None:
+            self._warn("PEARL_OPERATOR_URL is not set: training goes on, and nothing is lent")
+            return
+        request = endpoints.register(base, self._identity.token(), self._identity.request)
+        try:
+            answer = RegisterAnswer.from_wire((yield from call(request)))
+        except (Unavailable, ProtocolError) as error:
+            self._warn(f"cannot enrol with PEARL, training goes on: {error}")
+            return
+        self._api, self._enrolled = endpoints.LoanApi(base, answer), True
+        self._lease.enrolled(answer)
+        log.info("enrolled as %s/%s with %d borrower(s)", answer.namespace, answer.name, answer.slots)
+
+    def _enrol_again(self) -> Flow[None]:
+        try:
+            yield from self.enrol()
+        except PearlError as error:
+            # The script's own mistakes were raised at its start; by now training must not end for anything here.
+            self._warn(f"cannot enrol with PEARL, training goes on: {error}")
+
+    def _warn(self, message: str) -> None:
+        # Offers repeat every two seconds; the same trouble is said once.
+        if message != self._last_warning:
+            log.warning("%s", message)
+        self._last_warning = message
+
+    def lend(self, cap_seconds: float | None = None) -> Flow[LendResult]:
+        """Offers the GPUs now; while refused, `keep` goes on offering until they are reclaimed.
+
+        Raises:
+            ConfigurationError: `cap_seconds` is not above 0.
+        """
+        if cap_seconds is not None and not cap_seconds > 0:
+            raise ConfigurationError(f"cap_seconds is {cap_seconds}: pass seconds above 0, or None for no limit")
+        self._cap_seconds = cap_seconds
+        self._probe.remember()
+        self._lease.want()
+        return (yield from self._offer())
+
+    def _offer(self) -> Flow[LendResult]:
+        self._next_offer = self._clock() + OFFER_SECONDS
+        if not self._enrolled:
+            yield from self._enrol_again()
+        ticket = self._lease.offering() if self._enrolled else None
+        if self._api is None or ticket is None:
+            return LendResult(granted=False, reason="NotEnrolled", message=self._last_warning)
+        message = LendRequest(self._new_id(), self._cap_seconds, after_epoch=self._lease.epoch)
+        try:
+            answer = LendAnswer.from_wire((yield from call(self._api.lend(message))))
+        except Rejected as error:
+            self._lease.refused(ticket)
+            # After 404 the GPULoan was deleted: the next offer enrols anew, and reclaims go on with what is known.
+            self._enrolled = error.status != NOT_FOUND
+            return self._said(LendResult(granted=False, reason=error.reason or "Rejected", message=str(error)))
+        except PearlError as error:
+            return self._said(LendResult(granted=False, reason="OperatorUnreachable", message=str(error)))
+        if not self._lease.answered(ticket, answer, self._clock()):
+            return LendResult(granted=False, reason="Reclaimed", epoch=answer.epoch)
+        return self._said(LendResult(answer.granted, answer.reason, answer.message, answer.epoch))
+
+    def _said(self, result: LendResult) -> LendResult:
+        if result.granted:
+            log.info("lent (epoch %d): %s %s", result.epoch, result.reason, result.message)
+            self._last_warning = ""
+        else:
+            self._warn(f"not lent: {result.reason}. {result.message}")
+        return result
+
+    def keep(self) -> Flow[None]:
+        """Runs beside training for the life of the loan: renews while lent, offers while refused."""
+        while True:
+            api, lease = self._api, self._lease
+            if api is not None and lease.lent:
+                yield Together(tuple(self._beat(api.registration, agent) for agent in lease.agents))
+            elif lease.wanted and self._clock() >= self._next_offer and self._identity.operator_url:
+                yield from self._offer()
+            yield Sleep(api.registration.heartbeat_seconds if api else OFFER_SECONDS)
+
+    def _beat(self, registration: RegisterAnswer, agent: AgentEndpoint) -> Flow[None]:
+        outcome = yield Send(endpoints.heartbeat(agent, registration.token, self._lease.epoch))
+        answered = isinstance(outcome, Reply)
+        if not answered or outcome.status == SUCCESS:
+            # Without an answer it may still have arrived, so the lease may run from now on.
+            self._lease.renewed(agent.uid, self._clock())
+        over = answered and outcome.status == CONFLICT
+        if answered and outcome.status == SUCCESS:
+            over = isinstance(outcome.body, dict) and outcome.body.get("granted") is False
+        if over and self._lease.ended(agent.uid):
+            self._warn("the loan has ended at every agent; the GPUs are offered again")
+
+    def reclaim(self, within_seconds: float | None = None) -> Flow[Free]:
+        """Takes the GPUs back.
+
+        Raises:
+            NotReturned: at the hard deadline a GPU is not known to be free.
+            ConfigurationError: `within_seconds` is not above 0.
+        """
+        if within_seconds is not None and not within_seconds > 0:
+            raise ConfigurationError(f"within is {within_seconds}: pass seconds above 0, or None for the default")
+        started, registration, offered = self._clock(), self.registration, self._lease.wanted
+        held = self._lease.take_back()
+        if registration is None or held is None:
+            if registration is not None and offered:
+                yield Spawn(self._tell_reclaiming(self._lease.epoch, 0.0))
+            return Free(self._lease.epoch, via="notLent")
+        within = registration.reclaim_seconds if within_seconds is None else within_seconds
+        yield Spawn(self._tell_reclaiming(held.epoch, within))
+        taking = (self._take(registration, agent, held.epoch, started, within) for agent in held.agents)
+        taken: list[_Taken] = yield Together(tuple(taking))
+        return (yield from self._settle(held, taken, self._clock() - started))
+
+    def _settle(self, held: Held, taken: list[_Taken], total: float) -> Flow[Free]:
+        free, killed = all(item.free for item in taken), any(item.killed for item in taken)
+        yield Spawn(self._tell_reclaimed(ReclaimedNotice(held.epoch, free, total, killed)))
+        if not free:
+            raise self._not_returned(held, taken, total)
+        self._lease.all_free(max(item.epoch for item in taken) if taken else held.epoch)
+        via = "lease" if any(item.via == "lease" for item in taken) else "agents"
+        log.info("reclaimed (epoch %d) in %.3f s via %s", held.epoch, total, via)
+        return Free(held.epoch, via, killed, total)
+
+    def _take(
+        self, registration: RegisterAnswer, agent: AgentEndpoint, epoch: int, started: float, within: float
+    ) -> Flow[_Taken]:
+        deadline, why, tries = started + within, "no answer yet", 0
+        while (remaining := deadline - self._clock()) > 0:
+            if agent.url is not None:
+                outcome = yield Send(endpoints.reclaim(agent, registration.token, epoch, remaining))
+                answer, why = _read(outcome)
+                if answer is not None and answer.free:
+                    return _Taken(free=True, epoch=epoch, killed=answer.killed)
+                # The pod's owner takes back whatever is in force, so a higher epoch than expected is fenced too.
+                epoch += isinstance(outcome, Reply) and outcome.status == CONFLICT
+            tries += 1
+            if (agent.url is None or tries > 1) and (yield from self._gone(agent)):
+                return _Taken(free=True, epoch=epoch, via="podGone")
+            if self._clock() >= self._lease.over_at(agent.uid, started) and self._probe.free():
+                return _Taken(free=True, epoch=epoch, via="lease")
+            yield Sleep(RETRY_SECONDS)
+        return _Taken(free=False, epoch=epoch, why=why)
+
+    def _gone(self, agent: AgentEndpoint) -> Flow[bool]:
+        """Whether the operator knows that this very pod no longer exists, hence holds no GPU."""
+        if self._api is None:
+            return False
+        outcome = yield Send(self._api.view())
+        if not isinstance(outcome, Reply) or outcome.status != SUCCESS:
+            return False
+        try:
+            view = LoanView.from_wire(outcome.body)
+        except ProtocolError:
+            return False
+        return agent.uid not in {other.uid for other in view.agents}
+
+    def _not_returned(self, held: Held, taken: list[_Taken], total: float) -> NotReturned:
+        why = {agent.pod: item.why for agent, item in zip(held.agents, taken) if not item.free}
+        left = [agent.uid for agent, item in zip(held.agents, taken) if not item.free]
+        over = self._clock() - max(self._lease.over_at(uid, self._clock()) for uid in left)
+        listed = "; ".join(f"{pod}: {text}" for pod, text in sorted(why.items()))
+        return NotReturned(
+            f"after {total:.1f} s not every GPU of epoch {held.epoch} is known to be free ({listed}); "
+            "do not train yet, call reclaim() again or look at the named borrower pods",
+            epoch=held.epoch,
+            agents=why,
+            lease_over_seconds=over,
+        )
+
+    def _tell_reclaiming(self, epoch: int, within: float) -> Flow[None]:
+        if self._api is not None:
+            yield from send(self._api.reclaiming(ReclaimingNotice(epoch, within)))
+
+    def _tell_reclaimed(self, notice: ReclaimedNotice) -> Flow[None]:
+        if self._api is not None:
+            yield from send(self._api.reclaimed(notice))
+
+    def leave(self) -> Flow[None]:
+        """Ends the enrolment; call it after a reclaim."""
+        if self._api is not None:
+            yield from send(self._api.deregister())
+
+
+def _read(outcome: Reply | NoReply) -> tuple[ReclaimAnswer | None, str]:
+    """An agent's answer, or why there is none."""
+    if isinstance(outcome, NoReply):
+        return None, outcome.error
+    if outcome.status != SUCCESS:
+        said = outcome.body.get("message", "") if isinstance(outcome.body, dict) else ""
+        return None, f"HTTP status {outcome.status} {said}".strip()
+    try:
+        answer = ReclaimAnswer.from_wire(outcome.body)
+    except ProtocolError as error:
+        return None, str(error)
+    return answer, answer.message or "the agent could not see the memory come back"

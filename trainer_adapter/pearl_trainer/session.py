@@ -1,0 +1,101 @@
+"""What both clients share: settings, enrolment arguments, and where gateway and weights are. No I/O but token files."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pearl_trainer import settings as settings_module
+from pearl_trainer.core import Identity, LoanCore
+from pearl_trainer.errors import ConfigurationError
+from pearl_trainer.gateway import GatewayApi, no_gateway
+from pearl_trainer.gpus import MemoryProbe, check_uuids, gpu_uuids
+from pearl_trainer.messages import RegisterAnswer, RegisterRequest
+from pearl_trainer.weights import Files, Published, publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pearl_trainer.settings import Settings
+
+log = logging.getLogger("pearl_trainer")
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """Arguments of `register`."""
+
+    rollout: str
+    gpus: Sequence[str] | None = None
+    rollout_namespace: str | None = None
+    group: str | None = None
+
+
+class Session:
+    """State of one client, whichever driver it uses.
+
+    Args:
+        settings: From the environment.
+        clock: Seconds that never go back.
+        new_id: A fresh unique string at each call.
+        probe: Reads the pod's GPUs.
+    """
+
+    def __init__(
+        self, settings: Settings, *, clock: Callable[[], float], new_id: Callable[[], str], probe: MemoryProbe
+    ) -> None:
+        self.settings = settings
+        self.gateway = GatewayApi(self._where, clock)
+        self._clock = clock
+        self._new_id = new_id
+        self._probe = probe
+        self._loans: list[LoanCore] = []
+
+    def loan(self, enrolment: Enrolment) -> LoanCore:
+        """The core of a new loan, not yet enrolled.
+
+        Raises:
+            ConfigurationError: an argument must be changed.
+        """
+        if not enrolment.rollout:
+            raise ConfigurationError("rollout is empty: pass the name of the PearlRollout that shall borrow")
+        gpus = enrolment.gpus
+        found = gpu_uuids(self.settings.visible_devices) if gpus is None else check_uuids(gpus)
+        request = RegisterRequest(enrolment.rollout, found, enrolment.rollout_namespace, enrolment.group)
+        identity = Identity(self.settings.operator_url, self._token, request)
+        core = LoanCore(identity, clock=self._clock, new_id=self._new_id, probe=self._probe)
+        self._loans.append(core)
+        return core
+
+    def publish(self, version: int, files: Files, source: str | None, options: dict[str, Any]) -> Published | None:
+        """Publishes weights; None where PEARL is absent, so that nobody would read them.
+
+        Raises:
+            ConfigurationError: the rollout has no weights source, or another argument must be changed.
+        """
+        registration = self._registration()
+        found = source or self.settings.weights_source or (registration.weights_source if registration else None)
+        if found is not None:
+            return publish(found, version, files, **options)
+        if registration is not None:
+            raise ConfigurationError(
+                "the PearlRollout names no weights source: set its spec.weights.source, or pass source="
+            )
+        log.warning("weights version %d was not published: PEARL could not be reached yet", version)
+        return None
+
+    def _registration(self) -> RegisterAnswer | None:
+        return next((core.registration for core in reversed(self._loans) if core.registration), None)
+
+    def _token(self) -> str:
+        return settings_module.read_token(self.settings.token_file, "PEARL_TOKEN_FILE")
+
+    def _where(self) -> tuple[str, str | None]:
+        registration, settings = self._registration(), self.settings
+        url = settings.gateway_url or (registration.gateway_url if registration else None)
+        if url is None:
+            raise no_gateway()
+        if settings.gateway_token_file is not None:
+            return url, settings_module.read_token(settings.gateway_token_file, "PEARL_GATEWAY_TOKEN_FILE")
+        return url, registration.gateway_token if registration else None
