@@ -14,8 +14,9 @@ from pearl_api.rollout import PearlRollout
 from pearl_api.rules import ITEMS, LOAN_RULES, ROLLOUT_RULES, Rule
 from pearl_api.schema import Schema, structural_schema, without_defaults
 
-REVISION_ANNOTATION = "pearl.dev/schema-revision"
-"""Hash of the schema; the operator refuses to start where the cluster has another one."""
+REVISION_MARK = "Schema revision"
+"""Precedes the schema's hash in its description, which every authenticated client can read (OpenAPI): by it the
+operator notices CRDs of another version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ LOAN = Resource(
     columns=(
         Column("Phase", ".status.phase"),
         Column("Epoch", ".status.epoch", "integer"),
-        Column("GPUs", ".spec.gpus"),
+        Column("GPUs", ".status.gpus", "integer"),
         Column("Rollout", ".spec.rolloutRef.name"),
         _AGE,
         Column("Node", ".spec.node", priority=1),
@@ -101,10 +102,11 @@ RESOURCES = (ROLLOUT, LOAN)
 def crd(resource: Resource) -> dict[str, Any]:
     """The CustomResourceDefinition of `resource`, ready to be applied."""
     schema = object_schema(resource)
+    schema["description"] += f" {REVISION_MARK} {revision(resource)}."
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": resource.name, "annotations": {REVISION_ANNOTATION: revision(schema)}},
+        "metadata": {"name": resource.name},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
@@ -148,9 +150,15 @@ def object_schema(resource: Resource) -> Schema:
     return schema
 
 
-def revision(schema: Schema) -> str:
+def revision(resource: Resource) -> str:
     """Twelve hex digits that change with anything in the schema."""
-    return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(object_schema(resource), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def revision_in(description: str) -> str | None:
+    """The revision that the description of a published schema names; None where it names none."""
+    _, mark, rest = description.rpartition(REVISION_MARK)
+    return rest.strip(" .") if mark else None
 
 
 def _at(schema: Schema, path: tuple[str, ...]) -> Schema:

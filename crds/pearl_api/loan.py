@@ -77,6 +77,7 @@ class GPULoanStatus(Model):
 
     epoch: int = 0
     phase: LoanPhase = LoanPhase.IDLE
+    gpus: int | None = Field(default=None, description="How many GPUs are lent; the length of `spec.gpus`.")
     request_id: str | None = Field(default=None, description="Of the last lend; makes repeats harmless.")
     reason: str | None = Field(default=None, description="Why the last lend was granted or refused.")
     offered_at: str | None = None

@@ -23,7 +23,9 @@ OWNED_ENGINE_FLAGS = (
     "--max-model-len",
     "--api-key",
     "--enable-sleep-mode",
+    "--enable-scale-out",
     "--weight-transfer-config",
+    "--worker-cls",
     "--worker-extension-cls",
     "--config",
     "--headless",
@@ -45,6 +47,7 @@ UNSUPPORTED_ENGINE_FLAGS = (
 OWNED_ENGINE_ENV = (
     "PEARL_MODEL_URI",
     "PEARL_MODEL_NAME",
+    "PEARL_POD_NAME",
     "PEARL_POD_UID",
     "PEARL_POD_IP",
     "PEARL_MAX_MODEL_LEN",

@@ -37,7 +37,7 @@ NAMESPACE = "pearl"
 RELEASE = "pearl"
 COMMON = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "crds/pearl_api", "planner/pearl_planner")
 OPERATOR_INPUTS = (
-    *COMMON, "Dockerfile", "requirements/product.txt", "operator/pearl_operator", "gateway/pearl_gateway",
+    *COMMON, "Dockerfile", "requirements/product.txt", "requirements/build.txt", "operator/pearl_operator", "gateway/pearl_gateway",
 )  # fmt: skip
 WORKER_INPUTS = (*COMMON, "requirements", "worker_image")
 
