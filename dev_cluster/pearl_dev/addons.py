@@ -36,11 +36,18 @@ def kwok_stages() -> str:
 
 def kwok_nodes(count: int) -> str:
     """Manifest of nodes that do not exist; pods need a toleration to be put there."""
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [_kwok_node(f"kwok-{index:04d}") for index in range(count)]})
+    return json.dumps(
+        {"apiVersion": "v1", "kind": "List", "items": [_kwok_node(f"kwok-{index:04d}") for index in range(count)]}
+    )
 
 
 def _kwok_node(name: str) -> dict[str, Any]:
-    labels = {"type": "kwok", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    labels = {
+        "type": "kwok",
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+    }
     return {
         "apiVersion": "v1",
         "kind": "Node",

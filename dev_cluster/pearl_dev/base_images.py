@@ -37,7 +37,7 @@ DEBIAN_PACKAGES = (
 LINKS = {"usr/local/bin/python": "/usr/bin/python3", "usr/local/bin/python3": "/usr/bin/python3"}
 HOOKS = (
     'rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED',  # the image it stands in for lets pip install
-    'rm -rf "$1"/usr/share/doc/* "$1"/usr/share/man/* "$1"/usr/share/locale/* "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*',
+    'cd "$1" && rm -rf usr/share/doc/* usr/share/man/* usr/share/locale/* var/cache/apt/* var/lib/apt/lists/*',
 )
 
 
@@ -75,12 +75,27 @@ def python(settings: Settings, progress: Progress) -> Path:
     recipe = repr((SUITE, PYTHON, DEBIAN_PACKAGES, LINKS, HOOKS))
     target = settings.images / f"python-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.tar"
     if not target.exists():
-        with progress.step(f"Python base image ({SUITE}, {len(DEBIAN_PACKAGES)} packages)"), tempfile.TemporaryDirectory() as work:
+        with (
+            progress.step(f"Python base image ({SUITE}, {len(DEBIAN_PACKAGES)} packages)"),
+            tempfile.TemporaryDirectory() as work,
+        ):
             root, links = Path(work) / "root.tar", Path(work) / "links.tar"
             hooks = [f"--customize-hook={hook}" for hook in HOOKS]
             sources = mirror_sources(Path("/etc/apt"))
             include = f"--include={','.join(DEBIAN_PACKAGES)}"
-            run(["mmdebstrap", "--quiet", "--variant=minbase", include, *hooks, SUITE, root, *(["-"] if sources else [])], stdin=sources)
+            run(
+                [
+                    "mmdebstrap",
+                    "--quiet",
+                    "--variant=minbase",
+                    include,
+                    *hooks,
+                    SUITE,
+                    root,
+                    *(["-"] if sources else []),
+                ],
+                stdin=sources,
+            )
             docker_archive.layer(links, LINKS)
             docker_archive.write(target, PYTHON, [root, links])
     return target

@@ -74,8 +74,12 @@ MODULES = (
         (
             Program("kube", ".", tuple((f"{package}.gitVersion", KUBERNETES) for package in VERSION_PACKAGES)),
             Program("coredns", "./coredns"),
-            Program("helm", "helm.sh/helm/v3/cmd/helm", (("helm.sh/helm/v3/internal/version.version", "helm.sh/helm/v3"),)),
-            Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", (("sigs.k8s.io/kwok/pkg/consts.Version", "sigs.k8s.io/kwok"),)),
+            Program(
+                "helm", "helm.sh/helm/v3/cmd/helm", (("helm.sh/helm/v3/internal/version.version", "helm.sh/helm/v3"),)
+            ),
+            Program(
+                "kwok", "sigs.k8s.io/kwok/cmd/kwok", (("sigs.k8s.io/kwok/pkg/consts.Version", "sigs.k8s.io/kwok"),)
+            ),
         ),
     ),
     Module(
@@ -164,8 +168,23 @@ def _build_module(go: Go, module: Module, target: Path, progress: Progress) -> N
 
 
 def _build(go: Go, module: Module, program: Program, target: Path, step: Step) -> None:
-    argv = [go.program, "build", "-v", "-tags", module.tags, "-ldflags", _ldflags(module, program), "-o", str(target), program.package]
-    listing = run([go.program, "list", "-deps", "-tags", module.tags, program.package], cwd=module.source, environment=go.environment)
+    argv = [
+        go.program,
+        "build",
+        "-v",
+        "-tags",
+        module.tags,
+        "-ldflags",
+        _ldflags(module, program),
+        "-o",
+        str(target),
+        program.package,
+    ]
+    listing = run(
+        [go.program, "list", "-deps", "-tags", module.tags, program.package],
+        cwd=module.source,
+        environment=go.environment,
+    )
     total = len(listing.splitlines())
     with subprocess.Popen(argv, cwd=module.source, env=go.environment, stderr=subprocess.PIPE, text=True) as build:
         lines = []
@@ -186,5 +205,9 @@ def _ldflags(module: Module, program: Program) -> str:
         flags.append(f"-X {variable}={found[1]}")
         if requirement == KUBERNETES:  # helm and kubectl compare these numbers
             package, (major, minor) = variable.rpartition(".")[0], found[1].lstrip("v").split(".")[:2]
-            flags += [f"-X {package}.gitMajor={major}", f"-X {package}.gitMinor={minor}", f"-X {package}.gitTreeState=clean"]
+            flags += [
+                f"-X {package}.gitMajor={major}",
+                f"-X {package}.gitMinor={minor}",
+                f"-X {package}.gitTreeState=clean",
+            ]
     return " ".join(flags)

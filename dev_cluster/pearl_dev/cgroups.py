@@ -9,7 +9,19 @@ from pearl_dev.errors import ClusterError
 from pearl_dev.shell import wait_until
 
 ROOT = Path("/sys/fs/cgroup")
-V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "devices", "blkio", "freezer", "hugetlb", "systemd")
+V1_CONTROLLERS = (
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "memory",
+    "pids",
+    "devices",
+    "blkio",
+    "freezer",
+    "hugetlb",
+    "systemd",
+    "unified",
+)
 V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
 
 

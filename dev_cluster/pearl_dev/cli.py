@@ -25,7 +25,9 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--gpus", type=int, default=4, help="fake nvidia.com/gpu per node (default: 4)")
     up.add_argument("--kwok-nodes", type=int, default=0, help="nodes that exist only in the API (default: 0)")
     up.add_argument("--no-monitoring", action="store_true", help="leave Prometheus out")
-    up.add_argument("--image", type=Path, action="append", default=[], help="image archive to unpack before the nodes start")
+    up.add_argument(
+        "--image", type=Path, action="append", default=[], help="image archive to unpack before the nodes start"
+    )
     up.add_argument("--kind", action="store_true", help="use Docker and kind instead")
     verbs.add_parser("build", help="only build and cache what `up` needs")
     verbs.add_parser("down", parents=[common], help="remove a cluster and everything it changed here")
@@ -36,7 +38,9 @@ def parser() -> argparse.ArgumentParser:
     node = verbs.add_parser("node", parents=[common], help="cut a node's power, or start it again")
     node.add_argument("action", choices=["stop", "start"])
     node.add_argument("index", type=int)
-    execute = verbs.add_parser("exec", parents=[common], help="run a command in the cluster's network, with kubectl and helm")
+    execute = verbs.add_parser(
+        "exec", parents=[common], help="run a command in the cluster's network, with kubectl and helm"
+    )
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     return top
 
@@ -61,7 +65,8 @@ def _use(running: Cluster, options: argparse.Namespace) -> None:
         case "status":
             print(status.report(running))
         case "load-image":
-            kind.load_image(running, *options.archives) if running.spec.kind else running.load_image(*options.archives)
+            load = kind.load_image if running.spec.kind else Cluster.load_image
+            load(running, *options.archives)
         case "node":
             if not 0 <= options.index < running.spec.nodes:
                 raise ClusterError(f"node {options.index}: use 0 to {running.spec.nodes - 1}")

@@ -17,11 +17,11 @@ from pearl_dev.cgroups import Cgroups
 from pearl_dev.control_plane import ControlPlane
 from pearl_dev.errors import ClusterError
 from pearl_dev.handle import Cluster, find
+from pearl_dev.host import Host
 from pearl_dev.layout import MAX_NODES, SLOTS, ClusterSpec, Paths, check_spec
 from pearl_dev.node import remove_files
 from pearl_dev.processes import Ledger, inside, kill
 from pearl_dev.shell import wait_until
-from pearl_dev.sysctls import Sysctls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,10 +76,14 @@ def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
         old = find(settings, wanted.name)
         if old is not None:
             if Paths(settings.clusters / wanted.name).ready.exists() and _processes(old):
-                raise ClusterError(f"cluster {wanted.name!r} is up already; use it, or `pearl-dev down --name {wanted.name}` first")
+                raise ClusterError(
+                    f"cluster {wanted.name!r} is up already; use it, or `pearl-dev down --name {wanted.name}` first"
+                )
             with progress.step("Remove what a crash left"):
                 _remove(settings, old)
-        spec = ClusterSpec(wanted.name, _free_slot(settings), wanted.nodes, wanted.gpus, wanted.kwok_nodes, wanted.monitoring)
+        spec = ClusterSpec(
+            wanted.name, _free_slot(settings), wanted.nodes, wanted.gpus, wanted.kwok_nodes, wanted.monitoring
+        )
         cluster = Cluster(spec, Paths(settings.clusters / spec.name), built, settings)
         try:
             _bring_up(cluster, root, progress)
@@ -94,7 +98,7 @@ def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
     spec, paths, settings = cluster.spec, cluster.paths, cluster.settings
     paths.logs.mkdir(parents=True)
     paths.spec.write_text(spec.to_json())
-    _sysctls(settings).save()
+    _host(settings).save()
     with progress.step("Network"):
         network.up(spec)
     control_plane = ControlPlane(spec, paths, cluster.binaries, Ledger(paths.ledger), settings.environment)
@@ -108,11 +112,17 @@ def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
         cluster.apply(addons.coredns(spec))
         if spec.monitoring:
             cluster.apply(addons.prometheus())
-        wait_until(lambda: _ready_nodes(cluster) >= spec.nodes, what=f"{spec.nodes} nodes Ready (logs in {paths.logs})", timeout_seconds=90)
+        wait_until(
+            lambda: _ready_nodes(cluster) >= spec.nodes,
+            what=f"{spec.nodes} nodes Ready (logs in {paths.logs})",
+            timeout_seconds=90,
+        )
         cluster.kubectl("-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=90s")
     if spec.gpus:
         with progress.step(f"{spec.gpus} fake GPUs per node"):
-            wait_until(lambda: _gpus(cluster) == spec.nodes * spec.gpus, what="nvidia.com/gpu allocatable", timeout_seconds=60)
+            wait_until(
+                lambda: _gpus(cluster) == spec.nodes * spec.gpus, what="nvidia.com/gpu allocatable", timeout_seconds=60
+            )
     if spec.monitoring:
         with progress.step("Prometheus"):
             cluster.kubectl("-n", "monitoring", "rollout", "status", "deployment/prometheus", "--timeout=90s")
@@ -121,7 +131,9 @@ def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
             control_plane.start_kwok(addons.kwok_stages())
             cluster.apply(addons.kwok_nodes(spec.kwok_nodes))
             total = spec.nodes + spec.kwok_nodes
-            wait_until(lambda: _ready_nodes(cluster) >= total, what="kwok nodes Ready", timeout_seconds=120, every_seconds=0.5)
+            wait_until(
+                lambda: _ready_nodes(cluster) >= total, what="kwok nodes Ready", timeout_seconds=120, every_seconds=0.5
+            )
     paths.ready.touch()
 
 
@@ -131,7 +143,7 @@ def down(settings: Settings, name: str, progress: Progress) -> bool:
         spec = find(settings, name)
         if spec is None:
             if not any(settings.clusters.glob("*/spec.json")):
-                _sysctls(settings).restore()
+                _host(settings).restore()
             return False
         with progress.step(f"Take down cluster {name}"):
             _remove(settings, spec)
@@ -147,15 +159,15 @@ def _remove(settings: Settings, spec: ClusterSpec) -> None:
     if paths.root.exists():
         remove_files(paths)
     if not any(settings.clusters.glob("*/spec.json")):
-        _sysctls(settings).restore()
+        _host(settings).restore()
 
 
 def _processes(spec: ClusterSpec) -> set[int]:
     return inside(spec.all_netns)
 
 
-def _sysctls(settings: Settings) -> Sysctls:
-    return Sysctls(settings.state / "host-sysctls.json")
+def _host(settings: Settings) -> Host:
+    return Host(settings.state / "host.json")
 
 
 def _free_slot(settings: Settings) -> int:

@@ -37,7 +37,13 @@ class ControlPlane:
         """Start everything and wait until the API answers."""
         self._run("etcd", self._etcd())
         self._run("kube-apiserver", self._apiserver())
-        kubectl = [self.binaries["kubectl"], "--kubeconfig", self.paths.kubeconfig]
+        kubectl: list[str | Path] = [
+            self.binaries["kubectl"],
+            "--kubeconfig",
+            self.paths.kubeconfig,
+            "--cache-dir",
+            self.paths.caches / "kubectl",
+        ]
         self._wait("the API server", [*kubectl, "get", "--raw", "/readyz"], 60)
         self._run("kube-controller-manager", self._controller_manager())
         self._run("kube-scheduler", self._scheduler())
@@ -51,17 +57,18 @@ class ControlPlane:
             "kwok",
             [f"--kubeconfig={self.paths.kubeconfig}", f"--config={config}",
              "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
-             "--node-lease-duration-seconds=40", "--server-address=127.0.0.1:10247"],
+             f"--cidr={self.spec.addresses.imagined}", "--node-lease-duration-seconds=40",
+             "--server-address=127.0.0.1:10247"],
         )  # fmt: skip
 
     def _run(self, name: str, flags: list[str]) -> None:
         argv: list[str | Path] = ["nsenter", f"--net={NETNS / self.spec.netns}", self.binaries[name], *flags]
         self.ledger.start(name, argv, log=self.paths.logs / f"{name}.log", environment=self.environment)
 
-    def _wait(self, what: str, argv: list[object], timeout_seconds: float) -> None:
+    def _wait(self, what: str, argv: list[str | Path], timeout_seconds: float) -> None:
         def answered() -> bool:
             self._check_alive()
-            return succeeds([str(word) for word in argv])
+            return succeeds(argv)
 
         wait_until(answered, what=what, timeout_seconds=timeout_seconds)
 

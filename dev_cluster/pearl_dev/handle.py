@@ -49,9 +49,19 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment with KUBECONFIG, and kubectl and helm first on PATH."""
-        path = f"{self.binaries.path}:{self.settings.environment.get('PATH', '')}:{SYSTEM_PATH}"
-        return {**self.settings.environment, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
+        """Environment with KUBECONFIG, and kubectl and helm first on PATH.
+
+        Their caches are the cluster's own: another cluster at the same address is another one.
+        """
+        own = {
+            "KUBECONFIG": self.kubeconfig,
+            "KUBECACHEDIR": self.paths.caches / "kubectl",
+            "HELM_CACHE_HOME": self.paths.caches / "helm",
+            "HELM_CONFIG_HOME": self.paths.caches / "helm-config",
+            "HELM_DATA_HOME": self.paths.caches / "helm-data",
+            "PATH": f"{self.binaries.path}:{self.settings.environment.get('PATH', '')}:{SYSTEM_PATH}",
+        }
+        return {**self.settings.environment, **{name: str(value) for name, value in own.items()}}
 
     def kubectl(self, *words: str, stdin: str | None = None, timeout_seconds: float | None = 300) -> str:
         """Run kubectl and return what it prints.

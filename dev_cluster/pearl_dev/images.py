@@ -73,7 +73,9 @@ def build(settings: Settings, recipe: Recipe, progress: Progress | None = None) 
     """
     shown = progress or Progress(quiet=True)
     if ":" not in recipe.tag.rpartition("/")[2] or recipe.tag.endswith(":latest"):
-        raise ClusterError(f"image tag {recipe.tag!r}: give a tag other than 'latest', which Kubernetes would try to pull")
+        raise ClusterError(
+            f"image tag {recipe.tag!r}: give a tag other than 'latest', which Kubernetes would try to pull"
+        )
     absent = missing()
     if absent:
         install(absent)

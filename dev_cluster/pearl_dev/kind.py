@@ -29,7 +29,7 @@ GRACE = "kind: ClusterConfiguration\ncontrollerManager:\n  extraArgs:\n    node-
 
 
 def configuration(nodes: int) -> str:
-    """kind's own configuration: one control plane and `nodes` workers."""
+    """Configuration of kind itself: one control plane and `nodes` workers."""
     workers = [{"role": "worker"} for _ in range(nodes)]
     return json.dumps(
         {
@@ -64,7 +64,11 @@ def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
         create = ["kind", "create", "cluster", "--name", spec.name, "--wait", "180s"]
         run([*create, "--kubeconfig", cluster.kubeconfig, "--config", "-"], stdin=configuration(spec.nodes))
     with progress.step("Prometheus and fake GPUs"):
-        archives = [archive for archive in base_images.static(settings, built) if archive.name.startswith(("prometheus", "fakegpu"))]
+        archives = [
+            archive
+            for archive in base_images.static(settings, built)
+            if archive.name.startswith(("prometheus", "fakegpu"))
+        ]
         load_image(cluster, *archives, *wanted.images)
         cluster.apply(addons.fake_gpus(spec))
         if spec.monitoring:

@@ -89,6 +89,11 @@ class Addresses:
         """The DNS Service."""
         return f"10.96.{64 * self.slot}.10"
 
+    @property
+    def imagined(self) -> str:
+        """Range of kwok's pods; nothing answers there, and no packet to it gets out."""
+        return f"10.88.{64 * self.slot + 32}.0/19"
+
     def node(self, index: int) -> str:
         """Address of a node."""
         return f"10.89.{self.slot}.{10 + index}"
@@ -178,6 +183,11 @@ class Paths:
     def logs(self) -> Path:
         """One file per component."""
         return self.root / "log"
+
+    @property
+    def caches(self) -> Path:
+        """What kubectl and helm remember."""
+        return self.root / "cache"
 
     @property
     def kubeconfig(self) -> Path:

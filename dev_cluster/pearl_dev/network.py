@@ -45,7 +45,11 @@ def guard(spec: ClusterSpec) -> None:
     addresses = spec.addresses
     for wanted in (*addresses.ranges, addresses.cable):
         others = json.loads(run(["ip", "-j", "route", "show", "root", wanted]))
-        foreign = [route for route in others if route.get("metric") not in (int(DROP_METRIC), int(CABLE_METRIC)) and route.get("dev") != spec.cable]
+        foreign = [
+            route
+            for route in others
+            if route.get("metric") not in (int(DROP_METRIC), int(CABLE_METRIC)) and route.get("dev") != spec.cable
+        ]
         if foreign:
             raise ClusterError(f"the host already has a route inside {wanted}, which the cluster needs: {foreign[0]}")
         run(["ip", "route", "replace", "blackhole", wanted, "metric", DROP_METRIC])
@@ -58,7 +62,22 @@ def _cable(spec: ClusterSpec) -> None:
     run(["ip", "address", "add", f"{addresses.host}/30", "dev", spec.cable])
     run(["ip", "link", "set", spec.cable, "up"])
     for wanted in addresses.ranges:
-        run(["ip", "route", "replace", wanted, "via", addresses.gateway, "dev", spec.cable, "src", addresses.host, "metric", CABLE_METRIC])
+        run(
+            [
+                "ip",
+                "route",
+                "replace",
+                wanted,
+                "via",
+                addresses.gateway,
+                "dev",
+                spec.cable,
+                "src",
+                addresses.host,
+                "metric",
+                CABLE_METRIC,
+            ]
+        )
 
 
 def _hub(spec: ClusterSpec) -> None:
@@ -113,6 +132,5 @@ def down(spec: ClusterSpec) -> None:
     if succeeds(["ip", "link", "show", "dev", spec.cable]):
         run(["ip", "link", "delete", spec.cable])
     for wanted in (*spec.addresses.ranges, spec.addresses.cable):
-        route = ["blackhole", wanted, "metric", DROP_METRIC]
-        if run(["ip", "route", "show", *route]).strip():
-            run(["ip", "route", "delete", *route])
+        if run(["ip", "route", "show", "type", "blackhole", wanted]).strip():
+            run(["ip", "route", "delete", "blackhole", wanted, "metric", DROP_METRIC])

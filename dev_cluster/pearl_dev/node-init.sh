@@ -6,7 +6,6 @@ set -eu
 hostname "$NODE"
 mount --make-rprivate /
 share() { mount --bind "$1" "$2"; mount --make-shared "$2"; }
-mkdir -p /var/lib/kubelet /var/lib/containerd /run/containerd /var/log/pods /var/log/containers /etc/cni/net.d /var/lib/cni /run/netns
 share "$FOLDER/kubelet" /var/lib/kubelet
 share "$FOLDER/containerd" /var/lib/containerd
 mount -t tmpfs -o mode=711 tmpfs /run/containerd; mount --make-shared /run/containerd

@@ -156,6 +156,7 @@ class Node:
                 "imagefs.available": "0%",
             },
             "imageGCHighThresholdPercent": 100,
+            "volumePluginDir": "/var/lib/kubelet/volume-plugins",  # the default would be made on the host
         }
 
     def _kube_proxy(self) -> dict[str, Any]:

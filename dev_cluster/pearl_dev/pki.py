@@ -44,7 +44,13 @@ def create(spec: ClusterSpec, paths: Paths) -> None:
     paths.kubeconfig.parent.mkdir(mode=0o700)
     _authority(paths.pki)
     addresses = spec.addresses
-    names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
+    names = [
+        "localhost",
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+    ]
     ips = ["127.0.0.1", addresses.control_plane, addresses.kubernetes_service]
     alternatives = ",".join([*(f"DNS:{name}" for name in names), *(f"IP:{ip}" for ip in ips)])
     _sign(paths.pki, "apiserver", "/CN=kube-apiserver", f"subjectAltName={alternatives}\nextendedKeyUsage=serverAuth\n")
@@ -103,7 +109,9 @@ def _kubeconfig(spec: ClusterSpec, paths: Paths, user: str, token: str) -> str:
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": name,
-            "clusters": [{"name": name, "cluster": {"server": spec.addresses.api_url, "certificate-authority-data": authority}}],
+            "clusters": [
+                {"name": name, "cluster": {"server": spec.addresses.api_url, "certificate-authority-data": authority}}
+            ],
             "users": [{"name": user, "user": {"token": token}}],
             "contexts": [{"name": name, "context": {"cluster": name, "user": user}}],
         },

@@ -19,7 +19,9 @@ def report(running: Cluster) -> str:
     lines += [f"{name} {version}" for name, version in versions(running.binaries).items()]
     if not spec.kind:
         addresses = spec.addresses
-        lines.append(f"pods {addresses.pods}  nodes {addresses.nodes}  services {addresses.services}  API {addresses.api_url}")
+        lines.append(
+            f"pods {addresses.pods}  nodes {addresses.nodes}  services {addresses.services}  API {addresses.api_url}"
+        )
         for process in Ledger(running.paths.ledger).processes().values():
             lines.append(f"{process.name:28} {'runs' if process.alive() else 'STOPPED'}  pid {process.pid}")
     try:
