@@ -1,0 +1,135 @@
+"""The little of HTTP that Starlette leaves open: JSON in and out, tokens, streams that notice a client that left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.responses import Response
+
+from pearl_api.tokens import matches
+from pearl_api.wire.worker import Problem
+from pearl_gateway.errors import GatewayError, bad_request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+CLIENT_LEFT = 499
+"""Status in the log of an answer that nobody waited for."""
+
+
+async def json_body(request: Request) -> dict[str, Any]:
+    """The request's JSON object.
+
+    Raises:
+        GatewayError: it is none.
+    """
+    try:
+        body = json.loads(await request.body())
+    except ValueError as error:
+        raise bad_request(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object")
+    return body
+
+
+def json_response(content: Any, status: int = HTTPStatus.OK, headers: dict[str, str] | None = None) -> Response:
+    """A compact JSON answer."""
+    body = json.dumps(content, separators=(",", ":")).encode()
+    return Response(body, status, headers, media_type="application/json")
+
+
+def openai_error(error: GatewayError) -> dict[str, Any]:
+    """The body that OpenAI clients expect: they look for `error.message`."""
+    return {"error": {"message": error.message, "type": error.error, "code": error.status}}
+
+
+def error_response(error: GatewayError, *, openai: bool) -> Response:
+    """A refusal, as OpenAI clients read it or as a `Problem`."""
+    headers = {}
+    if error.retry_after_seconds is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_seconds)))
+    if openai:
+        return json_response(openai_error(error), error.status, headers)
+    problem = Problem(
+        error=error.error, message=error.message, retry_after_seconds=error.retry_after_seconds
+    )
+    return json_response(problem.model_dump(by_alias=True), error.status, headers)
+
+
+def check_token(request: Request, *accepted: str | None) -> None:
+    """Raise GatewayError (401) unless the request carries one of the accepted bearer tokens."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and any(matches(token.strip(), one or "") for one in accepted):
+        return
+    raise GatewayError(
+        HTTPStatus.UNAUTHORIZED, "Unauthorized", "send `Authorization: Bearer <token>` with the rollout's client token"
+    )
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Result of `work`, or None if the client left first; `work` is cancelled then."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        return None
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events from an iterator of ready-made `data:` payloads; closed as soon as the client leaves."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
+        super().__init__(None, HTTPStatus.OK, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events; the iterator is closed in any case."""
+        sender = asyncio.ensure_future(self._send(send))
+        watcher = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sender.cancel()
+            watcher.cancel()
+            done = await asyncio.gather(sender, watcher, return_exceptions=True)
+        error = done[0]
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            raise error
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
+        finally:
+            close = getattr(self._events, "aclose", None)
+            if close is not None:
+                await close()
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

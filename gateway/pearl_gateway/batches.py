@@ -1,0 +1,164 @@
+"""What a batch is: groups wanted, groups complete, who started, who ended. Told by the framework, kept across restarts.
+
+Without it everything still works; the planner then plans for a steady state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from pearl_api.wire.gateway import AbortTrajectory, BatchProgress, FinishTrajectory, OpenBatch
+from pearl_gateway.errors import GatewayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pearl_gateway.storage import Storage
+    from pearl_gateway.trajectory import Trajectory
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch and how far it is."""
+
+    spec: OpenBatch
+    opened_at: float
+    started: set[str] = field(default_factory=set)
+    finished: dict[str, str] = field(default_factory=dict)
+    """Trajectory → its group."""
+    aborted: set[str] = field(default_factory=set)
+    closed: bool = False
+
+    def complete_groups(self) -> int:
+        """Groups all of whose trajectories finished."""
+        sizes: dict[str, int] = {}
+        for group in self.finished.values():
+            sizes[group] = sizes.get(group, 0) + 1
+        return sum(size >= self.spec.group_size for size in sizes.values())
+
+    def progress(self, now: float) -> BatchProgress:
+        """The wire form; `now` on the clock of `opened_at`."""
+        spec = self.spec
+        return BatchProgress(
+            step=spec.step,
+            groups=spec.groups,
+            group_size=spec.group_size,
+            need_groups=spec.need_groups or spec.groups,
+            min_version=spec.min_version,
+            started=len(self.started),
+            finished=len(self.finished),
+            aborted=len(self.aborted),
+            complete_groups=self.complete_groups(),
+            open_seconds=max(0.0, now - self.opened_at),
+            closed=self.closed,
+        )
+
+
+class Batches:
+    """All batches by step. `wall` gives seconds since the epoch, so that ages survive a restart."""
+
+    def __init__(self, wall: Callable[[], float], storage: Storage | None = None) -> None:
+        self._wall = wall
+        self._storage = storage
+        self.by_step: dict[int, Batch] = {}
+        for event in storage.read_events() if storage is not None else []:
+            self._apply(event)
+
+    def open(self, spec: OpenBatch) -> BatchProgress:
+        """Declare a batch; repeating it is harmless.
+
+        Raises:
+            GatewayError: the step was opened with other numbers.
+        """
+        known = self.by_step.get(spec.step)
+        if known is not None and known.spec != spec:
+            raise GatewayError(
+                HTTPStatus.CONFLICT, "StepReused", f"step {spec.step} was opened with other numbers: use a new step"
+            )
+        if spec.need_groups is not None and spec.need_groups > spec.groups:
+            raise GatewayError(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "BadBatch",
+                f"needGroups {spec.need_groups} is above groups {spec.groups}: lower it",
+            )
+        if known is None:
+            self._write({"event": "open", "spec": spec.model_dump(mode="json", by_alias=True), "time": self._wall()})
+        return self.progress(spec.step)
+
+    def get(self, step: int) -> Batch:
+        """The batch of a step.
+
+        Raises:
+            GatewayError: nobody opened it.
+        """
+        batch = self.by_step.get(step)
+        if batch is None:
+            raise GatewayError(
+                HTTPStatus.NOT_FOUND, "BatchUnknown", f"step {step} is not open: POST /v1/batches first"
+            )
+        return batch
+
+    def progress(self, step: int) -> BatchProgress:
+        """How far the batch of `step` is."""
+        return self.get(step).progress(self._wall())
+
+    def current(self) -> int | None:
+        """The oldest open step; None = unknown."""
+        return min((step for step, batch in self.by_step.items() if not batch.closed), default=None)
+
+    def min_version(self, step: int | None) -> int | None:
+        """Oldest weight version that a trajectory of the step may start with."""
+        batch = self.by_step.get(step) if step is not None else None
+        return batch.spec.min_version or None if batch is not None else None
+
+    def started(self, trajectory: Trajectory) -> None:
+        """A trajectory sent its first turn."""
+        batch = self.by_step.get(trajectory.step) if trajectory.step is not None else None
+        if batch is not None and trajectory.traffic == "train" and trajectory.id not in batch.started:
+            self._write({"event": "start", "step": trajectory.step, "trajectory": trajectory.id})
+
+    def finish(self, step: int, message: FinishTrajectory, group: str | None) -> BatchProgress:
+        """A trajectory reached its end; `group` as its turns said."""
+        self.get(step)
+        event = {"event": "finish", "step": step, "trajectory": message.trajectory}
+        self._write({**event, "group": message.group or group or message.trajectory})
+        return self.progress(step)
+
+    def abort(self, step: int, message: AbortTrajectory) -> BatchProgress:
+        """A trajectory ended early."""
+        self.get(step)
+        self._write({"event": "abort", "step": step, "trajectory": message.trajectory})
+        return self.progress(step)
+
+    def close(self, step: int) -> BatchProgress:
+        """The batch is over; late ends are still counted."""
+        if not self.get(step).closed:
+            self._write({"event": "close", "step": step})
+        return self.progress(step)
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if self._storage is not None:
+            self._storage.write_event(event)
+        self._apply(event)
+
+    def _apply(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "open":
+            spec = OpenBatch.model_validate(event["spec"])
+            self.by_step[spec.step] = Batch(spec=spec, opened_at=event["time"])
+            return
+        batch, name = self.by_step[event["step"]], event.get("trajectory", "")
+        if kind == "start":
+            batch.started.add(name)
+        elif kind == "finish":
+            batch.started.add(name)
+            batch.finished[name] = event["group"]
+            batch.aborted.discard(name)
+        elif kind == "abort":
+            batch.started.add(name)
+            batch.aborted.add(name)
+            batch.finished.pop(name, None)
+        elif kind == "close":
+            batch.closed = True

@@ -1,0 +1,274 @@
+"""Client of one vLLM engine: token ids in, token ids out, and the text services around it.
+
+Every call ends: with its answer, or with one of the `EngineError`s by a deadline.
+Wire: `POST /inference/v1/generate` (needs `--enable-scale-out`), `/v1/.../render`, `/v1/.../derender`, `/health`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from pearl_gateway.errors import EngineClosed, EngineRefused, EngineStalled, EngineUnreachable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+GATE_HEADER = "x-pearl-gate"
+_DEFAULT_VERSION = "default"
+"""What the engine calls weights that nobody labelled: version 0, the model as it was started."""
+_TEXT_SECONDS = 30.0
+_PROBE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Generated tokens [start, end) of one call came from this weight version; None = unlabelled otherwise."""
+
+    version: int | None
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What one read brought: some tokens, perhaps the end."""
+
+    token_ids: list[int]
+    logprobs: list[float | None] | None
+    """Of the chosen tokens; None where none were asked for."""
+    entries: list[dict[str, Any]] | None
+    """The engine's own logprob entries, for clients that asked for them."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    spans: list[Span] | None = None
+    """Only with the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt's KV waits on its worker under a lease."""
+
+    kv_transfer_params: dict[str, Any]
+    version: int | None
+
+
+class EngineClient:
+    """Calls engines and agents by URL with this rollout's tokens."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, engine_token: str | None, agent_token: str | None = None
+    ) -> None:
+        self._session = session
+        self._engine = {"Authorization": f"Bearer {engine_token}"} if engine_token else {}
+        self._agent = {"Authorization": f"Bearer {agent_token}"} if agent_token else {}
+
+    async def generate(
+        self,
+        url: str,
+        body: dict[str, Any],
+        *,
+        first_seconds: float,
+        stall_seconds: float,
+        on_open: Callable[[Callable[[], None]], None],
+    ) -> AsyncIterator[Chunk]:
+        """Stream one generation.
+
+        Args:
+            url: Base URL of the engine.
+            body: GenerateRequest; `stream` is set here.
+            first_seconds: Deadline until the first token.
+            stall_seconds: Longest silence after it.
+            on_open: Gets a function that breaks the connection, to be called when the worker is known to be gone.
+
+        Raises:
+            EngineError: see `pearl_gateway.errors`; the chunks yielded before it are valid.
+        """
+        deadline = asyncio.get_running_loop().time() + first_seconds
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=None)
+        try:
+            async with asyncio.timeout_at(deadline):
+                response = await self._session.post(
+                    url + "/inference/v1/generate", json={**body, "stream": True}, headers=self._engine, timeout=timeout
+                )
+        except TimeoutError:
+            raise EngineStalled(f"{url}: no answer within {first_seconds:.1f} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineUnreachable(f"{url}: {error!r}") from error
+        # Closing (not releasing) breaks the connection: that is what tells the engine to stop generating.
+        on_open(response.close)
+        try:
+            await _check(response, url)
+            async for chunk in _read(response, url, deadline, stall_seconds):
+                yield chunk
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineUnreachable(f"{url}: {error!r}") from error
+        finally:
+            response.close()
+
+    async def prefill(self, url: str, body: dict[str, Any], seconds: float) -> Prefilled:
+        """Compute the prompt's KV and keep it for another worker to fetch.
+
+        Raises:
+            EngineError: refused, unreachable, or not done within `seconds`.
+        """
+        request = {**body, "stream": False, "kv_transfer_params": _KEEP_KV}
+        request["sampling_params"] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+        answer = await self.post(url, "/inference/v1/generate", request, seconds)
+        params = answer.get("kv_transfer_params")
+        if not params:
+            raise EngineUnreachable(f"{url}: prefill gave no kv_transfer_params; is --kv-transfer-config set?")
+        spans = _spans(answer["choices"][0].get("weight_versions")) or []
+        return Prefilled(params, spans[0].version if spans else None)
+
+    async def post(self, url: str, path: str, body: Any, seconds: float = _TEXT_SECONDS) -> Any:
+        """One JSON call to the engine, answered as JSON.
+
+        Raises:
+            EngineError: refused, unreachable, or not done within `seconds`.
+        """
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        try:
+            async with self._session.post(url + path, json=body, headers=self._engine, timeout=timeout) as response:
+                await _check(response, url)
+                return json.loads(await response.read())
+        except TimeoutError:
+            raise EngineStalled(f"{url}{path}: no answer within {seconds:.1f} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise EngineUnreachable(f"{url}{path}: {error!r}") from error
+
+    async def healthy(self, url: str) -> bool:
+        """Whether the engine answers its health check."""
+        timeout = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
+        try:
+            async with self._session.get(url + "/health", timeout=timeout) as response:
+                return response.status == HTTPStatus.OK
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    async def agent_state(self, agent_url: str, seconds: float = _PROBE_SECONDS) -> dict[str, Any] | None:
+        """The worker agent's state, or None if it does not answer."""
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        try:
+            async with self._session.get(agent_url + "/v1/state", headers=self._agent, timeout=timeout) as response:
+                return await response.json() if response.status == HTTPStatus.OK else None
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return None
+
+    async def report(self, agent_url: str, kind: str, detail: str) -> None:
+        """Tell the agent about a fault that only it can mend; it may be gone, then nobody is told."""
+        timeout = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
+        body = {"kind": kind, "detail": detail}
+        try:
+            async with self._session.post(
+                agent_url + "/v1/engine/report", json=body, headers=self._agent, timeout=timeout
+            ):
+                return
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return
+
+
+_KEEP_KV = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+async def _check(response: aiohttp.ClientResponse, url: str) -> None:
+    if response.status == HTTPStatus.OK:
+        return
+    content = await response.read()
+    if response.status == HTTPStatus.SERVICE_UNAVAILABLE and GATE_HEADER in response.headers:
+        raise EngineClosed(f"{url}: the gate is closed")
+    text = content[:500].decode("utf-8", "replace")
+    if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        raise EngineUnreachable(f"{url}: {response.status}, engine token or --enable-scale-out is wrong: {text}")
+    if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise EngineUnreachable(f"{url}: {response.status} {text}")
+    raise EngineRefused(response.status, *_refusal(content, text))
+
+
+def _refusal(content: bytes, text: str) -> tuple[str, object]:
+    try:
+        body = json.loads(content)
+        return str(body["error"]["message"]), body
+    except (ValueError, KeyError, TypeError):
+        return text, None
+
+
+async def _read(
+    response: aiohttp.ClientResponse, url: str, first_deadline: float, stall_seconds: float
+) -> AsyncIterator[Chunk]:
+    loop = asyncio.get_running_loop()
+    pending = b""
+    deadline = first_deadline
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                data = await response.content.readany()
+        except TimeoutError:
+            raise EngineStalled(f"{url}: silent past its deadline") from None
+        if not data:
+            raise EngineUnreachable(f"{url}: the stream ended without a finish reason")
+        pending += data
+        events = pending.split(b"\n\n")
+        pending = events.pop()
+        chunk = _merge(events, url)
+        if chunk is None:
+            continue
+        deadline = loop.time() + stall_seconds
+        yield chunk
+        if chunk.finish_reason is not None:
+            return
+
+
+def _merge(events: list[bytes], url: str) -> Chunk | None:
+    """All events of one read as one chunk: work is per read, not per token."""
+    merged: Chunk | None = None
+    for event in events:
+        if not event.startswith(b"data: {"):
+            continue
+        message = json.loads(event[6:])
+        if "error" in message:
+            raise EngineUnreachable(f"{url}: {str(message['error'])[:300]}")
+        for choice in message["choices"]:
+            chunk = _chunk(choice)
+            merged = chunk if merged is None else _join(merged, chunk)
+    return merged
+
+
+def _chunk(choice: dict[str, Any]) -> Chunk:
+    entries = (choice.get("logprobs") or {}).get("content")
+    return Chunk(
+        token_ids=choice.get("token_ids") or [],
+        logprobs=None if entries is None else [entry["logprob"] for entry in entries],
+        entries=entries,
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=choice.get("stop_reason"),
+        spans=_spans(choice.get("weight_versions")),
+    )
+
+
+def _join(first: Chunk, second: Chunk) -> Chunk:
+    first.token_ids += second.token_ids
+    if first.logprobs is not None and second.logprobs is not None:
+        first.logprobs += second.logprobs
+    if first.entries is not None and second.entries is not None:
+        first.entries += second.entries
+    first.finish_reason, first.stop_reason, first.spans = second.finish_reason, second.stop_reason, second.spans
+    return first
+
+
+def _spans(found: list[dict[str, Any]] | None) -> list[Span] | None:
+    if found is None:
+        return None
+    return [Span(parse_version(one["version"]), one["start"], one["end"]) for one in found]
+
+
+def parse_version(label: str) -> int | None:
+    """The engine's label of its weights as a manifest version; None if it is no number."""
+    if label == _DEFAULT_VERSION:
+        return 0
+    return int(label) if label.isdigit() else None

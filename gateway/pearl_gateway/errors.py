@@ -1,0 +1,53 @@
+"""The two small error trees: what a client is told, and how an engine failed."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+
+class GatewayError(Exception):
+    """An answer that is no success; `error` is the closed CamelCase reason of `Problem`."""
+
+    def __init__(
+        self, status: int, error: str, message: str, *, retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = error
+        self.message = message
+        self.retry_after_seconds = retry_after_seconds
+
+
+def bad_request(message: str, error: str = "BadRequest") -> GatewayError:
+    """A request that can never succeed as it is."""
+    return GatewayError(HTTPStatus.BAD_REQUEST, error, message)
+
+
+def try_later(error: str, message: str, seconds: float) -> GatewayError:
+    """A typed retryable refusal: the same request may succeed after `seconds`."""
+    return GatewayError(HTTPStatus.SERVICE_UNAVAILABLE, error, message, retry_after_seconds=seconds)
+
+
+class EngineError(Exception):
+    """One call to one engine did not give its answer."""
+
+
+class EngineUnreachable(EngineError):
+    """Connection failed, broke before the end, or the engine answered 5xx: eject it and go elsewhere."""
+
+
+class EngineStalled(EngineError):
+    """A deadline passed while the connection stayed up: go elsewhere."""
+
+
+class EngineClosed(EngineError):
+    """The engine is well but takes no work now (its guard's gate is closed): ask another, or it again soon."""
+
+
+class EngineRefused(EngineError):
+    """The engine understood and refused (4xx): no other engine would answer better."""
+
+    def __init__(self, status: int, message: str, body: object) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body

@@ -1,0 +1,90 @@
+"""Who asks: trajectory, turn, attempt, group and class of a request, from headers or from the body field `pearl`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pearl_api.wire.gateway import (
+    HEADER_ATTEMPT,
+    HEADER_CLASS,
+    HEADER_GROUP,
+    HEADER_PARENT,
+    HEADER_STEP,
+    HEADER_TRAJECTORY,
+    HEADER_TURN,
+)
+from pearl_gateway.errors import bad_request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FIELDS = {
+    HEADER_TRAJECTORY: "trajectory",
+    HEADER_TURN: "turn",
+    HEADER_ATTEMPT: "attempt",
+    HEADER_GROUP: "group",
+    HEADER_CLASS: "class",
+    HEADER_PARENT: "parentTurn",
+    HEADER_STEP: "step",
+}
+_TRAFFIC = ("train", "eval", "other")
+_NAME = re.compile(r"[A-Za-z0-9._:/@\-]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a request says about itself; None where it says nothing."""
+
+    trajectory: str | None = None
+    turn: int | None = None
+    attempt: int = 0
+    group: str | None = None
+    traffic: str = "train"
+    parent_turn: int | None = None
+    step: int | None = None
+
+
+def read_identity(headers: Mapping[str, str], body: dict[str, Any]) -> Identity:
+    """Identity of a request; a header wins over the same field of `body["pearl"]`, which is taken out.
+
+    Raises:
+        GatewayError: a value cannot be meant; the message names it.
+    """
+    fields = body.pop("pearl", None) or {}
+    if not isinstance(fields, dict):
+        raise bad_request("field `pearl` must be an object, for example {\"trajectory\": \"t1\", \"turn\": 0}")
+    values = {field: headers.get(header) or fields.get(field) for header, field in _FIELDS.items()}
+    for header, field in _FIELDS.items():
+        if values[field] is None and fields.get(field) == 0:
+            values[field] = 0
+        values[field] = _checked(header, field, values[field])
+    traffic = values["class"] or "train"
+    if traffic not in _TRAFFIC:
+        raise bad_request(f"{HEADER_CLASS}: {traffic!r} must be one of {', '.join(_TRAFFIC)}")
+    return Identity(
+        trajectory=values["trajectory"],
+        turn=values["turn"],
+        attempt=values["attempt"] or 0,
+        group=values["group"],
+        traffic=traffic,
+        parent_turn=values["parentTurn"],
+        step=values["step"],
+    )
+
+
+def _checked(header: str, field: str, value: Any) -> Any:
+    if value is None or value == "":
+        return None
+    if field in ("turn", "attempt", "parentTurn", "step"):
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            number = -1
+        if number < 0:
+            raise bad_request(f"{header} (or pearl.{field}): {value!r} must be a whole number from 0")
+        return number
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise bad_request(f"{header} (or pearl.{field}): use 1 to 200 of letters, digits and . _ : / @ -")
+    return value

@@ -1,0 +1,49 @@
+"""Prometheus text of the process, made from the statistics at the moment of the scrape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.core import Metric
+
+    from pearl_api.wire.gateway import GatewayStats
+    from pearl_gateway.tally import Tally
+
+
+def render_metrics(stats: GatewayStats, tally: Tally) -> bytes:
+    """The text exposition."""
+    registry = CollectorRegistry()
+    registry.register(_Snapshot(stats, tally))
+    return generate_latest(registry)
+
+
+class _Snapshot:
+    def __init__(self, stats: GatewayStats, tally: Tally) -> None:
+        self._stats = stats
+        self._tally = tally
+
+    def collect(self) -> Iterator[Metric]:
+        stats, rollout = self._stats, self._stats.rollout
+        totals = {**stats.counters.model_dump(), "mixed_versions": self._tally.mixed_versions}
+        for name, value in totals.items():
+            family = CounterMetricFamily(f"pearl_gateway_{name}", f"Total {name.replace('_', ' ')}.", labels=["rollout"])
+            family.add_metric([rollout], value)
+            yield family
+        live = GaugeMetricFamily("pearl_gateway_live", "Live trajectories or turns.", labels=["rollout", "state"])
+        for state, count in stats.live.model_dump().items():
+            live.add_metric([rollout, state], count)
+        yield live
+        labels = ["rollout", "pod", "role"]
+        flight = GaugeMetricFamily("pearl_gateway_worker_in_flight", "Requests on a worker.", labels=labels)
+        ready = GaugeMetricFamily("pearl_gateway_worker_ready", "1 if turns may go there.", labels=labels)
+        for worker in stats.workers:
+            flight.add_metric([rollout, worker.pod, worker.role], worker.in_flight)
+            ready.add_metric([rollout, worker.pod, worker.role], int(worker.ready))
+        yield flight
+        yield ready

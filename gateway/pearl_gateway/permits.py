@@ -1,0 +1,125 @@
+"""Admission of whole groups before their environments are reset: the in-flight window and the staleness bound.
+
+Oldest request first. Only new groups ever wait; a trajectory that runs is never held back by a permit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pearl_api.wire.gateway import PermitAnswer, PermitRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pearl_gateway.trajectory import Trajectory
+
+_LOOK_SECONDS = 0.25
+"""Longest time until a change that nobody announced (a consumed trajectory, a new version) is seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What holds new groups back now."""
+
+    window: int | None
+    max_staleness: int
+    weight_version: int
+
+
+@dataclass(slots=True)
+class _Group:
+    size: int
+    ended: int = 0
+    names: set[str] = field(default_factory=set)
+
+
+class Permits:
+    """Admitted groups and the queue of those that wait.
+
+    `bounds` gives the limits in force; `unconsumed` the trajectories that count for the staleness bound.
+    """
+
+    def __init__(self, bounds: Callable[[], Bounds], unconsumed: Callable[[], list[Trajectory]]) -> None:
+        self._bounds = bounds
+        self._unconsumed = unconsumed
+        self._groups: dict[str, _Group] = {}
+        self._queue: deque[tuple[str, int]] = deque()
+        self._changed = asyncio.Event()
+
+    def is_admitted(self, group: str) -> bool:
+        """Whether the group has a permit."""
+        return group in self._groups
+
+    def in_flight(self) -> int:
+        """Trajectories of admitted groups that have not ended."""
+        return sum(group.size - group.ended for group in self._groups.values())
+
+    async def ask(self, request: PermitRequest) -> PermitAnswer:
+        """Wait for admission of one group, at most `wait_seconds`."""
+        if request.group in self._groups:
+            return self._answer(granted=True, reason="Granted")
+        ticket = (request.group, request.size)
+        self._queue.append(ticket)
+        deadline = asyncio.get_running_loop().time() + request.wait_seconds
+        try:
+            while True:
+                reason = "OlderFirst" if self._queue[0] != ticket else self._why_not(request.size)
+                if reason is None:
+                    self._groups[request.group] = _Group(size=request.size)
+                    return self._answer(granted=True, reason="Granted")
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0:
+                    return self._answer(granted=False, reason=reason)
+                await self._wait(min(left, _LOOK_SECONDS))
+        finally:
+            self._queue.remove(ticket)
+            self._wake()
+
+    def ended(self, trajectory: Trajectory) -> str | None:
+        """A trajectory is over; the name of its group if that was its last one."""
+        group = self._groups.get(trajectory.group or "")
+        if group is None or trajectory.id in group.names:
+            return None
+        group.names.add(trajectory.id)
+        group.ended += 1
+        self._wake()
+        if group.ended < group.size:
+            return None
+        del self._groups[trajectory.group or ""]
+        return trajectory.group
+
+    def _why_not(self, size: int) -> str | None:
+        bounds = self._bounds()
+        in_flight = self.in_flight()
+        # A group larger than the window is let in alone: it could never start otherwise.
+        if bounds.window is not None and in_flight and in_flight + size > bounds.window:
+            return "WindowFull"
+        oldest = min((one.first_version for one in self._unconsumed() if one.first_version is not None), default=None)
+        if oldest is not None and bounds.weight_version - oldest > bounds.max_staleness:
+            return "WaitForOldest"
+        return None
+
+    def _answer(self, *, granted: bool, reason: str) -> PermitAnswer:
+        bounds = self._bounds()
+        return PermitAnswer(
+            granted=granted,
+            reason=reason,
+            in_flight=self.in_flight(),
+            window=bounds.window,
+            weight_version=bounds.weight_version,
+        )
+
+    def _wake(self) -> None:
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,99 @@
+"""What finished turns and trajectories leave behind: profile records, totals, the export."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pearl_gateway.router import RouteKind
+from pearl_planner.profile import Profile, TrajectoryRecord, TurnRecord, update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pearl_gateway.storage import Storage
+    from pearl_gateway.tally import Tally
+    from pearl_gateway.trajectory import Trajectory, Turn
+
+_ROUTES = {
+    RouteKind.COLOCATED: "colocated",
+    RouteKind.DEGRADED: "colocated",
+    RouteKind.HANDOFF: "disaggregated",
+    RouteKind.LOCAL_APPEND: "local",
+}
+
+
+class Recorder:
+    """Keeps the profile; one per process."""
+
+    def __init__(
+        self, tally: Tally, storage: Storage | None, clock: Callable[[], float], profile: Profile | None = None
+    ) -> None:
+        self._tally = tally
+        self._storage = storage
+        self._clock = clock
+        self.profile = profile
+        self.profile_at: float | None = None
+
+    def count(self, turn: Turn) -> None:
+        """Totals of one finished turn."""
+        self._tally.turns += 1
+        self._tally.generated_tokens += len(turn.token_ids)
+        if turn.route is RouteKind.LOCAL_APPEND:
+            self._tally.local_appends += 1
+        if turn.route is RouteKind.DEGRADED:
+            self._tally.degraded_turns += 1
+
+    def turn(self, trajectory: Trajectory, turn: Turn) -> None:
+        """One finished turn into the profile; call it before the turn is committed to the log."""
+        self._add(turn_record(trajectory, turn))
+
+    def trajectory(self, trajectory: Trajectory) -> None:
+        """One ended trajectory into the profile and the export."""
+        cause = "finished" if trajectory.state == "finished" else trajectory.cause or "aborted"
+        if trajectory.turns_done:
+            self._add(
+                TrajectoryRecord(
+                    trajectory=trajectory.id,
+                    turns=trajectory.turns_done,
+                    group=trajectory.group,
+                    kind=trajectory.traffic,
+                    cause=cause,
+                )
+            )
+        if self._storage is not None:
+            self._storage.write_trajectory(trajectory.step, trajectory.export())
+
+    def _add(self, record: TurnRecord | TrajectoryRecord) -> None:
+        if record.kind != "train":
+            return
+        self.profile = update(self.profile, [record])
+        self.profile_at = self._clock()
+        if self._storage is not None:
+            self._storage.write_profile(self.profile)
+
+
+def turn_record(trajectory: Trajectory, turn: Turn) -> TurnRecord:
+    """Mode-free facts of one finished turn that is not in the log yet."""
+    shared = trajectory.common_prefix(turn.prompt)
+    before = trajectory.last_generated
+    kept = None if before is None else max(0, min(shared - (len(trajectory.context) - before), before))
+    generated = len(turn.token_ids)
+    first, ended = turn.first_token_at, turn.ended_at
+    steps = generated - 1
+    return TurnRecord(
+        trajectory=trajectory.id,
+        turn=trajectory.turns_done + 1,
+        appended_tokens=len(turn.prompt) - shared,
+        generated_tokens=generated,
+        context_tokens=len(turn.prompt),
+        group=trajectory.group,
+        kind=trajectory.traffic,
+        previous_generated_tokens=before,
+        retained_tokens=kept,
+        environment_seconds=turn.environment_seconds,
+        route=_ROUTES[turn.route] if turn.route is not None else None,
+        cached_tokens=turn.cached_tokens,
+        inter_token_seconds=(ended - first) / steps if first is not None and ended is not None and steps > 0 else None,
+        first_token_seconds=None if first is None else first - turn.accepted_at,
+        weight_version=turn.pieces[0].spans[0].version if turn.pieces else None,
+    )

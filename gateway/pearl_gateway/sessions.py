@@ -1,0 +1,293 @@
+"""The live trajectories of this process and their turns: opening, re-attaching, following, ending.
+
+(trajectory, turn, attempt) is an idempotency key: whoever repeats it gets the same turn, running, finished or
+interrupted. A turn runs as long as somebody reads it; what it generated stays in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from pearl_gateway.errors import GatewayError, bad_request, try_later
+from pearl_gateway.trajectory import Trajectory, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from pearl_gateway.fleet import Fleet
+    from pearl_gateway.identity import Identity
+    from pearl_gateway.records import Recorder
+    from pearl_gateway.settings import Limits
+    from pearl_gateway.tally import Tally
+    from pearl_gateway.turn import Runner
+
+_KEPT_ENDED = 1024
+"""Ended trajectories that stay in memory; older ones are in the storage."""
+_RETRY_AFTER_SECONDS = 1.0
+
+
+class Sessions:
+    """All trajectories that are not over, and the last ones that are."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        runner: Runner,
+        recorder: Recorder,
+        limits: Limits,
+        tally: Tally,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+        min_version: Callable[[int | None], int | None],
+        current_step: Callable[[], int | None],
+        is_admitted: Callable[[str], bool],
+        on_start: Callable[[Trajectory], None],
+    ) -> None:
+        self._fleet = fleet
+        self._runner = runner
+        self._recorder = recorder
+        self._limits = limits
+        self._tally = tally
+        self._clock = clock
+        self._new_id = new_id
+        self._min_version = min_version
+        self._current_step = current_step
+        self._is_admitted = is_admitted
+        self._on_start = on_start
+        self._ended: OrderedDict[str, Trajectory] = OrderedDict()
+        self.live: dict[str, Trajectory] = {}
+
+    def find(self, trajectory: str) -> Trajectory | None:
+        """A trajectory in memory, live or ended."""
+        return self.live.get(trajectory) or self._ended.get(trajectory)
+
+    def ended(self) -> list[Trajectory]:
+        """The last ended trajectories, oldest first."""
+        return list(self._ended.values())
+
+    def obtain(self, identity: Identity) -> Trajectory:
+        """The trajectory of a request, a new one if need be.
+
+        Raises:
+            GatewayError: it is over, or a new one cannot be taken now (retryable).
+        """
+        name = identity.trajectory
+        if name is not None:
+            known = self.live.get(name)
+            if known is not None:
+                return known
+            if name in self._ended:
+                raise GatewayError(
+                    HTTPStatus.CONFLICT, "TrajectoryEnded", f"trajectory {name!r} is over; use a new name"
+                )
+        self._admit(identity)
+        now = self._clock()
+        trajectory = Trajectory(
+            id=name or f"request-{self._new_id()}",
+            group=identity.group,
+            traffic=identity.traffic,
+            step=identity.step if identity.step is not None else self._current_step(),
+            created_at=now,
+            last_activity=now,
+            ephemeral=name is None,
+        )
+        self.live[trajectory.id] = trajectory
+        return trajectory
+
+    def drop_if_unused(self, trajectory: Trajectory) -> None:
+        """Forget a trajectory whose first request was refused."""
+        if not trajectory.turns and not trajectory.ids:
+            self.live.pop(trajectory.id, None)
+
+    def _admit(self, identity: Identity) -> None:
+        if identity.group is not None and self._is_admitted(identity.group):
+            return
+        if self._tally.turns_in_flight >= self._limits.max_turns:
+            raise try_later("TooManyTurns", f"{self._limits.max_turns} turns are in flight", _RETRY_AFTER_SECONDS)
+        if not self._fleet.candidates():
+            raise try_later("NoWorker", "no worker is ready; trajectories that run already are queued", 2.0)
+
+    def open_turn(
+        self, trajectory: Trajectory, identity: Identity, prompt: list[int], sampling: dict[str, Any], extra: dict[str, Any]
+    ) -> Turn:
+        """The turn of a request: the one of the same key if there is one, else a new one; it runs.
+
+        Raises:
+            GatewayError: the key was used for another prompt, or is older than one already seen.
+        """
+        if not prompt:
+            raise bad_request("the prompt is empty: send at least one token")
+        if len(prompt) >= self._limits.max_model_len:
+            raise bad_request(
+                f"the prompt has {len(prompt)} tokens; at most {self._limits.max_model_len - 1} leave room for an answer",
+                "ContextLength",
+            )
+        number = identity.turn if identity.turn is not None else self._next_number(trajectory)
+        known = trajectory.turns.get(number)
+        if known is not None and identity.attempt < known.attempt:
+            raise GatewayError(HTTPStatus.CONFLICT, "StaleAttempt", f"turn {number} is at attempt {known.attempt}")
+        if known is not None and identity.attempt == known.attempt:
+            if known.prompt != prompt:
+                raise GatewayError(
+                    HTTPStatus.CONFLICT, "KeyReused", f"turn {number} had another prompt: raise X-Pearl-Attempt"
+                )
+            self._start(trajectory, known)
+            return known
+        if known is not None:
+            self._replace(trajectory, known)
+        self._settle_interrupted(trajectory, prompt)
+        if known is None and number < max(trajectory.turns, default=0) and identity.parent_turn is None:
+            raise GatewayError(
+                HTTPStatus.CONFLICT, "TurnPassed", f"turn {number} is over; a branch names X-Pearl-Parent-Turn"
+            )
+        if not trajectory.turns and not trajectory.ephemeral:
+            self._on_start(trajectory)
+        idle_since = trajectory.idle_since
+        turn = Turn(
+            trajectory=trajectory.id,
+            number=number,
+            attempt=identity.attempt,
+            prompt=prompt,
+            sampling=sampling,
+            extra=extra,
+            min_version=self._min_version(trajectory.step) if trajectory.turns_done == 0 else None,
+            keep_logprobs=not trajectory.ephemeral and trajectory.traffic == "train",
+            accepted_at=self._clock(),
+            environment_seconds=None if idle_since is None else self._clock() - idle_since,
+        )
+        trajectory.turns[number] = turn
+        self._start(trajectory, turn)
+        return turn
+
+    @staticmethod
+    def _next_number(trajectory: Trajectory) -> int:
+        return max(trajectory.turns, default=-1) + 1
+
+    def _replace(self, trajectory: Trajectory, turn: Turn) -> None:
+        """A client asks for a turn anew: its former answer is not part of the trajectory."""
+        if turn.task is not None and not turn.task.done():
+            turn.task.cancel()
+        self._tally.wasted_tokens += len(turn.token_ids)
+        trajectory.withdraw(turn)
+
+    def _settle_interrupted(self, trajectory: Trajectory, prompt: list[int]) -> None:
+        """A turn whose client left is over when the next one begins: kept if the new prompt builds on it."""
+        for turn in list(trajectory.turns.values()):
+            if turn.committed or turn.task is None or not turn.task.done():
+                continue
+            so_far = turn.prompt + turn.token_ids
+            if turn.token_ids and prompt[: len(so_far)] == so_far:
+                trajectory.commit(turn)
+            elif turn.token_ids:
+                self._tally.wasted_tokens += len(turn.token_ids)
+                trajectory.turns.pop(turn.number)
+
+    def _start(self, trajectory: Trajectory, turn: Turn) -> None:
+        if turn.complete or (turn.task is not None and not turn.task.done()):
+            return
+        trajectory.idle_since = None
+        turn.error = None
+        turn.task = asyncio.get_running_loop().create_task(self._run(trajectory, turn))
+
+    async def _run(self, trajectory: Trajectory, turn: Turn) -> None:
+        self._tally.turns_in_flight += 1
+        try:
+            await self._runner.run(trajectory, turn)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            # A bug must not leave the client waiting: the turn is lost, and says so.
+            self._tally.lost_turns += 1
+            turn.error = GatewayError(HTTPStatus.INTERNAL_SERVER_ERROR, "Bug", f"{type(error).__name__}: {error}")
+            turn.wake()
+            raise
+        finally:
+            self._tally.turns_in_flight -= 1
+            trajectory.last_activity = trajectory.idle_since = self._clock()
+        if turn.complete:
+            self._done(trajectory, turn)
+
+    def _done(self, trajectory: Trajectory, turn: Turn) -> None:
+        if not trajectory.ephemeral:
+            self._recorder.turn(trajectory, turn)
+            if not trajectory.commit(turn):
+                self._tally.prefix_broken += 1
+            trajectory.turns_done += 1
+            trajectory.slim(turn)
+        self._recorder.count(turn)
+
+    @asynccontextmanager
+    async def reading(self, turn: Turn) -> AsyncIterator[Turn]:
+        """Keep a turn running while the block runs; when its last reader leaves, the engine stops at once."""
+        turn.readers += 1
+        try:
+            yield turn
+        finally:
+            turn.readers -= 1
+            if turn.readers == 0:
+                if not turn.settled and turn.task is not None:
+                    turn.task.cancel()
+                if turn.trajectory.startswith("request-"):
+                    self._forget_ephemeral(turn.trajectory)
+
+    def _forget_ephemeral(self, name: str) -> None:
+        trajectory = self.live.get(name)
+        if trajectory is not None and trajectory.ephemeral:
+            del self.live[name]
+
+    async def answer(self, turn: Turn) -> Turn:
+        """The turn with its whole answer.
+
+        Raises:
+            GatewayError: it ended without.
+        """
+        async with self.reading(turn):
+            while not turn.settled:
+                await turn.wait()
+        if turn.error is not None:
+            raise turn.error
+        return turn
+
+    def end(self, name: str, *, aborted: bool, reward: float | None, cause: str | None) -> Trajectory | None:
+        """A trajectory is over; None if it never sent a turn. Ending twice is harmless."""
+        trajectory = self.live.pop(name, None)
+        if trajectory is None:
+            return self._ended.get(name)
+        for turn in trajectory.turns.values():
+            if turn.task is not None and not turn.task.done():
+                turn.task.cancel()
+            if not turn.committed and turn.token_ids:
+                trajectory.commit(turn)
+        trajectory.state = "aborted" if aborted else "finished"
+        trajectory.reward, trajectory.cause = reward, cause
+        trajectory.turns.clear()
+        self._ended[name] = trajectory
+        self._trim()
+        if aborted:
+            self._tally.trajectories_aborted += 1
+            self._tally.wasted_tokens += sum(end - start for start, end in trajectory.generated)
+        else:
+            self._tally.trajectories_finished += 1
+        self._recorder.trajectory(trajectory)
+        return trajectory
+
+    def _trim(self) -> None:
+        spare = len(self._ended) - _KEPT_ENDED
+        if spare <= 0:
+            return
+        # What a batch has not consumed yet stays, however much it is.
+        free = [name for name, one in self._ended.items() if one.consumed or one.step is None or one.state == "aborted"]
+        for name in free[:spare]:
+            del self._ended[name]
+
+    async def close(self) -> None:
+        """Stop everything; turns keep what they have."""
+        tasks = [turn.task for one in self.live.values() for turn in one.turns.values() if turn.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

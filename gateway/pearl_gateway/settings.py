@@ -1,0 +1,146 @@
+"""Everything the process is told by its environment, read once at start. The only module that reads it.
+
+| variable                     | meaning                                                              | default |
+|------------------------------|----------------------------------------------------------------------|---------|
+| PEARL_ROLLOUT                | name of the PearlRollout                                             | required |
+| PEARL_NAMESPACE              | namespace of the PearlRollout                                        | default |
+| PEARL_TRAINER_NAMESPACES     | further namespaces with borrowed workers, comma separated            | none |
+| PEARL_TOKENS                 | directory with the files agent, engine, gateway, client              | /etc/pearl/tokens |
+| PEARL_AUTH                   | Token, or None for an open gateway                                   | Token |
+| PEARL_MODEL                  | served model name; unset: whatever the client writes is passed on    | unset |
+| PEARL_MAX_MODEL_LEN          | longest context in tokens                                            | 32768 |
+| PEARL_STORAGE                | directory of the export, the batch log and the profile               | /var/lib/pearl |
+| PEARL_KV_LEASE_SECONDS       | how long a prefill worker keeps KV for the decode worker             | 30 |
+| PEARL_KV_AGE_LIMIT_SECONDS   | oldest KV that is still sent to a decode worker                      | 60 % of the lease |
+| PEARL_HANDOFF_SECONDS        | deadline from decode request to its first token                      | 10 |
+| PEARL_PREFILL_SECONDS        | deadline of the prefill half                                         | 120 |
+| PEARL_STALL_SECONDS          | longest silence of a generating engine                               | 120 |
+| PEARL_QUEUE_SECONDS          | longest wait of an admitted turn for a worker                        | 600 |
+| PEARL_MAX_TURNS              | turns in flight before new ones are refused                          | 4096 |
+| PEARL_LOCAL_APPEND_TOKENS    | until the operator says otherwise, see status.routing                | 64 |
+| PEARL_MAX_STALENESS          | until the PearlRollout was read, see spec.weights.maxStaleness       | 1 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_AGE_LIMIT_SHARE = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Bearer tokens; None where the file is missing."""
+
+    agent: str | None = None
+    engine: str | None = None
+    gateway: str | None = None
+    client: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines and bounds of turns, in seconds unless named otherwise."""
+
+    kv_lease: float = 30.0
+    kv_age_limit: float = 18.0
+    handoff: float = 10.0
+    prefill: float = 120.0
+    stall: float = 120.0
+    queue: float = 600.0
+    connect: float = 2.0
+    max_turns: int = 4096
+    max_model_len: int = 32768
+
+    def __post_init__(self) -> None:
+        if not 0 < self.kv_age_limit < self.kv_lease:
+            raise ValueError(
+                f"PEARL_KV_AGE_LIMIT_SECONDS={self.kv_age_limit} must be above 0 and below "
+                f"PEARL_KV_LEASE_SECONDS={self.kv_lease}: an expired lease yields wrong tokens"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The process's configuration."""
+
+    rollout: str
+    namespace: str = "default"
+    trainer_namespaces: tuple[str, ...] = ()
+    tokens: Tokens = Tokens()
+    open_access: bool = False
+    model: str | None = None
+    storage: Path | None = None
+    limits: Limits = Limits()
+    local_append_tokens: int = 64
+    max_staleness: int = 1
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """Settings from an environment mapping.
+
+    Raises:
+        ValueError: a variable is missing or not a number; the message names it.
+    """
+    rollout = environment.get("PEARL_ROLLOUT", "")
+    if not rollout:
+        raise ValueError("PEARL_ROLLOUT is empty: set it to the name of the PearlRollout")
+    auth = environment.get("PEARL_AUTH", "Token")
+    if auth not in ("Token", "None"):
+        raise ValueError(f"PEARL_AUTH={auth!r} must be Token or None")
+    tokens = _read_tokens(Path(environment.get("PEARL_TOKENS", "/etc/pearl/tokens")))
+    if auth == "Token" and tokens.client is None:
+        raise ValueError("no client token: mount the gateway Secret at PEARL_TOKENS, or set PEARL_AUTH=None")
+    namespaces = environment.get("PEARL_TRAINER_NAMESPACES", "")
+    return Settings(
+        rollout=rollout,
+        namespace=environment.get("PEARL_NAMESPACE", "default"),
+        trainer_namespaces=tuple(name.strip() for name in namespaces.split(",") if name.strip()),
+        tokens=tokens,
+        open_access=auth == "None",
+        model=environment.get("PEARL_MODEL") or None,
+        storage=Path(environment.get("PEARL_STORAGE", "/var/lib/pearl")),
+        limits=_read_limits(environment),
+        local_append_tokens=int(_number(environment, "PEARL_LOCAL_APPEND_TOKENS", 64)),
+        max_staleness=int(_number(environment, "PEARL_MAX_STALENESS", 1)),
+    )
+
+
+def _read_limits(environment: Mapping[str, str]) -> Limits:
+    lease = _number(environment, "PEARL_KV_LEASE_SECONDS", 30)
+    return Limits(
+        kv_lease=lease,
+        kv_age_limit=_number(environment, "PEARL_KV_AGE_LIMIT_SECONDS", _AGE_LIMIT_SHARE * lease),
+        handoff=_number(environment, "PEARL_HANDOFF_SECONDS", 10),
+        prefill=_number(environment, "PEARL_PREFILL_SECONDS", 120),
+        stall=_number(environment, "PEARL_STALL_SECONDS", 120),
+        queue=_number(environment, "PEARL_QUEUE_SECONDS", 600),
+        max_turns=int(_number(environment, "PEARL_MAX_TURNS", 4096)),
+        max_model_len=int(_number(environment, "PEARL_MAX_MODEL_LEN", 32768)),
+    )
+
+
+def _read_tokens(folder: Path) -> Tokens:
+    def one(name: str) -> str | None:
+        path = folder / name
+        return path.read_text().strip() or None if path.is_file() else None
+
+    return Tokens(agent=one("agent"), engine=one("engine"), gateway=one("gateway"), client=one("client"))
+
+
+def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} is not a number") from None
+    if value < 0:
+        raise ValueError(f"{name}={text!r} must not be negative")
+    return value

@@ -1,0 +1,53 @@
+"""Counters and gauges of one process; the numbers behind `/v1/stats` and `/metrics`."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(slots=True)
+class Tally:
+    """Totals since start, and what is going on now."""
+
+    turns: int = 0
+    trajectories_finished: int = 0
+    trajectories_aborted: int = 0
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+    wasted_tokens: int = 0
+    handoffs: int = 0
+    handoff_failures: int = 0
+    local_appends: int = 0
+    resumes: int = 0
+    lost_turns: int = 0
+    prefix_broken: int = 0
+    degraded_turns: int = 0
+    mixed_versions: int = 0
+    """Hand-offs whose decode worker changed weights between the check and its first token."""
+    turns_queued: int = 0
+    turns_prefilling: int = 0
+    turns_in_flight: int = 0
+    ages_at_consumption: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def queued(self) -> Iterator[None]:
+        """A turn waits for a worker while the block runs."""
+        self.turns_queued += 1
+        try:
+            yield
+        finally:
+            self.turns_queued -= 1
+
+    @contextmanager
+    def prefilling(self) -> Iterator[None]:
+        """A turn is prefilled on another worker while the block runs."""
+        self.turns_prefilling += 1
+        try:
+            yield
+        finally:
+            self.turns_prefilling -= 1

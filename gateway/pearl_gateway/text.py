@@ -1,0 +1,83 @@
+"""Text from token ids and back, by whichever engine answers: the gateway has no tokenizer of its own."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from pearl_gateway.errors import EngineClosed, EngineStalled, EngineUnreachable, try_later
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pearl_gateway.engine import EngineClient
+    from pearl_gateway.fleet import Fleet
+
+PROMPT_TAIL = 16
+"""Prompt tokens that are enough to seed the decoding of what follows them."""
+_REMEMBERED = 512
+_WAIT_SECONDS = 0.25
+
+
+class TextService:
+    """Calls render and derender on any worker; remembers small answers that depend on nothing but the request."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        engine: EngineClient,
+        clock: Callable[[], float],
+        patience_seconds: float,
+    ) -> None:
+        self._fleet = fleet
+        self._engine = engine
+        self._clock = clock
+        self._patience = patience_seconds
+        self._memory: OrderedDict[str, Any] = OrderedDict()
+
+    async def call(self, path: str, body: Any) -> Any:
+        """POST to an engine that answers; waits for one.
+
+        Raises:
+            EngineRefused: the request itself is wrong.
+            GatewayError: no worker answered in time (retryable).
+        """
+        deadline = self._clock() + self._patience
+        while True:
+            for worker in self._fleet.talkable():
+                if worker.facts.url is None:
+                    continue
+                try:
+                    return await self._engine.post(worker.facts.url, path, body)
+                except EngineUnreachable:
+                    self._fleet.eject(worker)
+                except EngineClosed:
+                    self._fleet.close_for(worker, _WAIT_SECONDS)
+                except EngineStalled:
+                    continue
+            left = deadline - self._clock()
+            if left <= 0:
+                raise try_later("NoWorker", f"no worker became ready within {self._patience:.0f} s", 5.0)
+            await self._fleet.wait_change(min(left, _WAIT_SECONDS))
+
+    async def remembered(self, key: str, path: str, body: Any) -> Any:
+        """`call`, or its former answer under `key`."""
+        if key in self._memory:
+            self._memory.move_to_end(key)
+            return self._memory[key]
+        answer = await self.call(path, body)
+        self._memory[key] = answer
+        if len(self._memory) > _REMEMBERED:
+            self._memory.popitem(last=False)
+        return answer
+
+    async def decode(self, prompt_tail: list[int], token_ids: list[int]) -> str:
+        """Text of generated tokens that follow `prompt_tail`, special tokens left out."""
+        if not token_ids:
+            return ""
+        body = {
+            "generate_responses": [{"choices": [{"index": 0, "token_ids": token_ids}]}],
+            "prompt_token_ids": [prompt_tail],
+        }
+        answer = await self.call("/v1/completions/derender", body)
+        return str(answer["choices"][0]["text"])

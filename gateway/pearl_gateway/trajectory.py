@@ -1,0 +1,286 @@
+"""The token log: what a trainer consumes and what a lost worker's work is resumed from.
+
+A `Turn` collects the tokens of one answer as chunks arrive; a `Trajectory` joins finished turns into one log of ids
+with spans for who made them. The log never changes what it has: a prompt that does not extend it opens a new context
+(segment `prefixBroken`), and everything before stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from pearl_api.wire.gateway import Segment, SegmentReason, TrajectoryExport, TrajectoryProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pearl_gateway.engine import Chunk, Span
+    from pearl_gateway.errors import GatewayError
+    from pearl_gateway.router import RouteKind
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Generated tokens [start, end) of a turn that came out of one call to one worker."""
+
+    worker: str
+    prefill_worker: str | None
+    spans: tuple[Span, ...]
+    """Weight versions; positions count from the start of the turn's answer."""
+    start: int
+    end: int
+    reason: SegmentReason
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request for tokens and its answer so far. Readers wait on it, the runner writes it."""
+
+    trajectory: str
+    number: int
+    attempt: int
+    prompt: list[int]
+    sampling: dict[str, Any]
+    """vLLM sampling parameters as the client means them for the whole answer."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the engine's request, for example `cache_salt`."""
+    min_version: int | None = None
+    keep_logprobs: bool = True
+    """Ask the engine for the chosen tokens' logprobs even if the client did not."""
+    accepted_at: float = 0.0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    route: RouteKind | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens that the engine which prefilled had in its cache; None = the engine did not say."""
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: GatewayError | None = None
+    environment_seconds: float | None = None
+    """Time between the answer before and this request; None in the first turn."""
+    visible: int = 0
+    """Tokens that readers may have; fewer than there are while a stop string is looked for."""
+    held: bool = False
+    committed: bool = False
+    readers: int = 0
+    task: asyncio.Task[None] | None = None
+    _progress: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """(trajectory, turn, attempt): the idempotency key."""
+        return (self.trajectory, self.number, self.attempt)
+
+    @property
+    def complete(self) -> bool:
+        """It has its whole answer."""
+        return self.finish_reason is not None
+
+    @property
+    def settled(self) -> bool:
+        """It has its whole answer or a typed error; nothing more will come by itself."""
+        return self.complete or self.error is not None
+
+    def add(self, chunk: Chunk) -> None:
+        """Keep what arrived."""
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs if chunk.logprobs is not None else [None] * len(chunk.token_ids)
+        if chunk.entries is not None and self.sampling.get("logprobs") is not None:
+            self.entries += chunk.entries
+        if not self.held:
+            self.show()
+
+    def show(self) -> None:
+        """Let readers have everything that is there."""
+        self.visible = len(self.token_ids)
+        self.wake()
+
+    def cut(self, end: int) -> None:
+        """Forget tokens from `end` on (they came after a stop string)."""
+        del self.token_ids[end:], self.logprobs[end:], self.entries[end:]
+
+    def wake(self) -> None:
+        """Let readers look again."""
+        event, self._progress = self._progress, asyncio.Event()
+        event.set()
+
+    async def wait(self) -> None:
+        """Return when there is something new."""
+        await self._progress.wait()
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    """All turns of one agent session, in one log."""
+
+    id: str
+    group: str | None
+    traffic: str
+    """`train`, `eval` or `other`."""
+    step: int | None
+    created_at: float
+    ephemeral: bool = False
+    """A request without a trajectory: nothing is kept after its answer."""
+    state: Literal["live", "finished", "aborted"] = "live"
+    reward: float | None = None
+    cause: str | None = None
+    first_version: int | None = None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    generated: list[tuple[int, int]] = field(default_factory=list)
+    """Spans of the log that the model generated."""
+    versions: list[Span] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    context_start: int = 0
+    turns: dict[int, Turn] = field(default_factory=dict)
+    turns_done: int = 0
+    home: str | None = None
+    prefill_home: str | None = None
+    cached_tokens: int = 0
+    last_generated: int | None = None
+    """Tokens of the newest answer in the log; None before the first."""
+    last_activity: float = 0.0
+    idle_since: float | None = None
+    consumed: bool = False
+    chat: Any = None
+    """What `tokens_in` remembers about rendered messages."""
+    _mark: tuple[Turn, int, int, int, int, int, int | None] | None = None
+    """The newest turn in the log and how long everything was before it."""
+
+    @property
+    def context(self) -> list[int]:
+        """Ids of the present context; the next prompt should extend them."""
+        return self.ids[self.context_start :] if self.context_start else self.ids
+
+    def extends(self, prompt: Sequence[int]) -> bool:
+        """Whether `prompt` starts with the present context."""
+        context = self.context
+        return len(prompt) >= len(context) and prompt[: len(context)] == context
+
+    def common_prefix(self, prompt: Sequence[int]) -> int:
+        """Leading tokens of `prompt` that the present context has too."""
+        context = self.context
+        shared = min(len(context), len(prompt))
+        if context[:shared] == prompt[:shared]:
+            return shared
+        return next(at for at in range(shared) if context[at] != prompt[at])
+
+    def commit(self, turn: Turn) -> bool:
+        """Append a turn's prompt and answer to the log; False if its prompt broke the prefix.
+
+        Also for an answer cut short by a client that left: what came is kept.
+        """
+        self._mark = (turn, *self._lengths())
+        turn.committed = True
+        extends = self.extends(turn.prompt)
+        if extends:
+            new = turn.prompt[len(self.context) :]
+        else:
+            self.context_start = len(self.ids)
+            new = turn.prompt
+            self.segments.append(_broken(turn, self.context_start))
+        self.ids += new
+        self.logprobs += [None] * len(new)
+        start = len(self.ids)
+        self.ids += turn.token_ids
+        self.logprobs += turn.logprobs
+        if turn.token_ids:
+            self.generated.append((start, len(self.ids)))
+        for piece in turn.pieces:
+            self._add_piece(turn.number, piece, start)
+        self.last_generated = len(turn.token_ids)
+        return extends
+
+    def withdraw(self, turn: Turn) -> None:
+        """Take the newest turn out of the log again: the client asked for it anew. Older ones stay."""
+        if self._mark is None or self._mark[0] is not turn:
+            return
+        _, ids, generated, versions, segments, context_start, last = self._mark
+        del self.ids[ids:], self.logprobs[ids:]
+        del self.generated[generated:], self.versions[versions:], self.segments[segments:]
+        self.context_start, self.last_generated = context_start, last
+        self.turns_done -= 1
+        self._mark = None
+
+    def _lengths(self) -> tuple[int, int, int, int, int, int | None]:
+        return (
+            len(self.ids),
+            len(self.generated),
+            len(self.versions),
+            len(self.segments),
+            self.context_start,
+            self.last_generated,
+        )
+
+    def slim(self, newest: Turn) -> None:
+        """Only the newest turn can still be asked for again with all its details."""
+        for number in [number for number, turn in self.turns.items() if turn.committed and turn is not newest]:
+            del self.turns[number]
+
+    def _add_piece(self, number: int, piece: Piece, offset: int) -> None:
+        last = len(piece.spans) - 1
+        for index, span in enumerate(piece.spans):
+            moved = type(span)(span.version, span.start + offset, span.end + offset)
+            self.versions.append(moved)
+            if self.first_version is None:
+                self.first_version = span.version
+            reason = piece.reason if index == last else SegmentReason.WEIGHTS_UPDATED
+            self.segments.append(
+                Segment(
+                    turn=number,
+                    worker=piece.worker,
+                    prefill_worker=piece.prefill_worker,
+                    version=span.version,
+                    start=moved.start,
+                    end=moved.end,
+                    reason=reason,
+                )
+            )
+
+    def export(self) -> TrajectoryExport:
+        """The log as per-token lists; an answer that still grows is not in it."""
+        mask = [0] * len(self.ids)
+        for start, end in self.generated:
+            mask[start:end] = [1] * (end - start)
+        versions: list[int | None] = [None] * len(self.ids)
+        for span in self.versions:
+            versions[span.start : span.end] = [span.version] * (span.end - span.start)
+        return TrajectoryExport(
+            trajectory=self.id,
+            group=self.group,
+            state=self.state,
+            reward=self.reward,
+            cause=self.cause,
+            turns=self.turns_done,
+            token_ids=list(self.ids),
+            loss_mask=mask,
+            logprobs=list(self.logprobs),
+            versions=versions,
+            segments=list(self.segments),
+        )
+
+    def progress(self, now: float) -> TrajectoryProgress:
+        """Compact facts for the batch predictor."""
+        return TrajectoryProgress(
+            group=self.group or self.id,
+            turns_done=self.turns_done,
+            context_tokens=len(self.ids) - self.context_start,
+            idle_seconds=None if self.idle_since is None else max(0.0, now - self.idle_since),
+        )
+
+
+def _broken(turn: Turn, start: int) -> Segment:
+    return Segment(
+        turn=turn.number,
+        worker="",
+        version=None,
+        start=start,
+        end=start + len(turn.prompt),
+        reason=SegmentReason.PREFIX_BROKEN,
+    )

@@ -1,0 +1,241 @@
+"""A turn gets its whole answer, whatever happens to workers."""
+
+import asyncio
+import json
+
+from pearl_api.names import Activity, Role
+
+
+async def test_answer_and_logprobs_are_the_engines(bench):
+    await bench.engine()
+    response = await bench.generate([5, 6, 7], 8, sampling={"logprobs": 0})
+    expected = bench.continuation([5, 6, 7], 8)
+    assert bench.tokens(response) == expected
+    choice = response.json()["choices"][0]
+    assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [bench.logprob(one) for one in expected]
+    assert choice["weight_versions"] == [{"version": 0, "start": 0, "end": 8}]
+    assert choice["finish_reason"] == "length"
+
+
+async def test_worker_that_dies_in_mid_answer_costs_no_token(bench):
+    dying = await bench.engine(stop_after=5)
+    bench.gateway.fleet.workers["a"].weight_version = 0
+    await bench.engine()
+    response = await bench.generate([1, 2, 3], 12)
+    assert bench.tokens(response) == bench.continuation([1, 2, 3], 12)
+    assert dying.runner is None
+    export = await bench.export("t1")
+    assert export["tokenIds"] == [1, 2, 3, *bench.continuation([1, 2, 3], 12)]
+    assert export["lossMask"] == [0] * 3 + [1] * 12
+    assert export["logprobs"] == [None] * 3 + [bench.logprob(one) for one in bench.continuation([1, 2, 3], 12)]
+    assert [(one["worker"], one["start"], one["end"], one["reason"]) for one in export["segments"]] == [
+        ("pod-a", 3, 8, "workerLost"),
+        ("pod-b", 8, 15, "complete"),
+    ]
+    counters = (await bench.stats())["counters"]
+    assert (counters["resumes"], counters["lostTurns"]) == (1, 0)
+
+
+async def test_resume_asks_only_for_what_is_missing(bench):
+    await bench.engine(stop_after=4)
+    second = await bench.engine()
+    await bench.generate([1, 2], 10, sampling={"min_tokens": 6, "seed": 7})
+    (resumed,) = second.requests
+    assert resumed["token_ids"] == [1, 2, *bench.continuation([1, 2], 4)]
+    assert resumed["sampling_params"]["max_tokens"] == 6
+    assert resumed["sampling_params"]["min_tokens"] == 2
+    assert resumed["sampling_params"]["seed"] != 7
+
+
+async def test_aborted_answer_is_resumed_under_the_new_weights_and_the_segments_say_so(bench):
+    await bench.engine(abort_after=3, version_after_abort=1)
+    answer = bench.tokens(await bench.generate([9], 6))
+    first = bench.continuation([9], 3)
+    assert answer == first + bench.continuation([9, *first], 3, version=1)
+    export = await bench.export("t1")
+    assert export["versions"] == [None, 0, 0, 0, 1, 1, 1]
+    assert [one["reason"] for one in export["segments"]] == ["weightsUpdated", "complete"]
+
+
+async def test_only_worker_comes_back_and_the_turn_is_completed_on_it(bench):
+    engine = await bench.engine(stop_after=3)
+    task = asyncio.create_task(bench.generate([4], 7))
+    await bench.until(lambda: engine.runner is None)
+    engine.stop_after = None
+    await engine.start(int(engine.url.rsplit(":", 1)[1]))
+    assert bench.tokens(await task) == bench.continuation([4], 7)
+
+
+async def test_closed_gate_sends_the_turn_elsewhere_without_ejecting_the_worker(bench):
+    await bench.engine(gate_closed=True)
+    await bench.engine()
+    assert bench.tokens(await bench.generate([1], 3)) == bench.continuation([1], 3)
+    assert not bench.gateway.fleet.workers["a"].ejected
+
+
+async def test_removed_pod_is_left_at_once(bench):
+    stuck = await bench.engine(stall_after=2)
+    await bench.engine()
+    task = asyncio.create_task(bench.generate([8], 5))
+    await bench.until(lambda: bench.received("t1") == 2)
+    assert len(stuck.requests) == 1
+    bench.gateway.fleet.remove("a")
+    async with asyncio.timeout(2):
+        assert bench.tokens(await task) == bench.continuation([8], 5)
+
+
+async def test_draining_worker_gets_nothing_new(bench):
+    draining = await bench.engine()
+    bench.place(draining, activity=Activity.DRAINING)
+    other = await bench.engine()
+    await bench.generate([1], 2)
+    assert (len(draining.requests), len(other.requests)) == (0, 1)
+
+
+async def test_refusal_of_the_engine_reaches_the_client_and_is_not_repeated(bench):
+    engine = await bench.engine(refuse=True)
+    response = await bench.generate([1], 2)
+    assert (response.status_code, len(engine.requests)) == (400, 1)
+    assert response.json()["error"]["message"] == "bad token"
+
+
+async def test_stop_string_across_the_seam_of_two_segments_is_found(bench):
+    answer = bench.continuation([3], 10)
+    stop = bench.text_of(answer)[3:6]
+    await bench.engine(stop_after=4)
+    await bench.engine(tokens_per_chunk=4)
+    response = await bench.generate([3], 10, sampling={"stop": [stop]})
+    assert bench.tokens(response) == answer[:6]
+    assert response.json()["choices"][0]["stop_reason"] == stop
+
+
+async def test_without_any_worker_new_trajectories_are_told_when_to_retry(bench):
+    response = await bench.generate([1], 2)
+    assert response.status_code == 503
+    assert response.headers["Retry-After"] == "2"
+
+
+async def test_running_trajectory_waits_for_a_worker(bench):
+    engine = await bench.engine()
+    first = bench.tokens(await bench.generate([1], 2))
+    bench.gateway.fleet.remove("a")
+    task = asyncio.create_task(bench.generate([1, *first], 2))
+    await bench.until(lambda: bench.gateway.tally.turns_queued == 1)
+    bench.place(engine)
+    assert bench.tokens(await task) == bench.continuation([1, *first], 2)
+
+
+async def test_client_that_leaves_stops_the_engine_and_a_repeat_continues(bench):
+    engine = await bench.engine(stall_after=3)
+    task = asyncio.create_task(bench.generate([6], 8, turn=0))
+    await bench.until(lambda: bench.received("t1") == 3)
+    task.cancel()
+    async with asyncio.timeout(2):
+        await engine.left.wait()
+    engine.stall_after = None
+    assert bench.tokens(await bench.generate([6], 8, turn=0)) == bench.continuation([6], 8)
+    assert engine.requests[-1]["token_ids"] == [6, *bench.continuation([6], 3)]
+
+
+async def test_repeat_of_a_finished_turn_generates_nothing(bench):
+    engine = await bench.engine()
+    first = bench.tokens(await bench.generate([6], 4, turn=0))
+    assert bench.tokens(await bench.generate([6], 4, turn=0)) == first
+    assert len(engine.requests) == 1
+
+
+async def test_new_attempt_replaces_the_turn_in_the_log(bench):
+    engine = await bench.engine()
+    await bench.generate([6], 4, turn=0)
+    engine.version = 1
+    again = bench.tokens(await bench.generate([6], 4, turn=0, headers={"X-Pearl-Attempt": "1"}))
+    export = await bench.export("t1")
+    assert export["tokenIds"] == [6, *again]
+    assert again == bench.continuation([6], 4, version=1)
+    assert export["turns"] == 1
+
+
+async def test_prompt_that_does_not_extend_the_log_opens_a_new_context(bench):
+    await bench.engine()
+    first = bench.tokens(await bench.generate([1, 2], 2))
+    second = bench.tokens(await bench.generate([1, 9], 2))
+    export = await bench.export("t1")
+    assert export["tokenIds"] == [1, 2, *first, 1, 9, *second]
+    assert [(one["reason"], one["start"], one["end"]) for one in export["segments"]] == [
+        ("complete", 2, 4),
+        ("prefixBroken", 4, 6),
+        ("complete", 6, 8),
+    ]
+    assert (await bench.stats())["counters"]["prefixBroken"] == 1
+
+
+async def test_prefill_and_decode_give_the_colocated_answer(bench):
+    prefill = await bench.engine(Role.PREFILL)
+    decode = await bench.engine(Role.DECODE)
+    assert bench.tokens(await bench.generate([1, 2, 3, 4, 5], 6)) == bench.continuation([1, 2, 3, 4, 5], 6)
+    assert (len(prefill.requests), decode.fetched, bench.kv) == (1, 1, {})
+    (segment,) = (await bench.export("t1"))["segments"]
+    assert (segment["worker"], segment["prefillWorker"]) == ("pod-b", "pod-a")
+
+
+async def test_few_new_tokens_are_appended_on_the_decode_worker(bench):
+    prefill = await bench.engine(Role.PREFILL)
+    await bench.engine(Role.DECODE)
+    prompt = [1, 2, 3, 4, 5]
+    first = bench.tokens(await bench.generate(prompt, 3))
+    prompt = [*prompt, *first, 7, 8]
+    assert bench.tokens(await bench.generate(prompt, 3)) == bench.continuation(prompt, 3)
+    assert len(prefill.requests) == 1
+    assert (await bench.stats())["counters"]["localAppends"] == 1
+
+
+async def test_handoff_that_does_not_arrive_is_recomputed_within_its_deadline(bench):
+    await bench.engine(Role.PREFILL)
+    decode = await bench.engine(Role.DECODE, stall_after=0)
+    task = asyncio.create_task(bench.generate([1, 2, 3, 4, 5, 6], 4))
+    await bench.until(lambda: len(decode.requests) == 1)
+    decode.stall_after = None
+    async with asyncio.timeout(4):
+        assert bench.tokens(await task) == bench.continuation([1, 2, 3, 4, 5, 6], 4)
+    assert "kv_transfer_params" not in decode.requests[-1]
+    assert (await bench.stats())["counters"]["handoffFailures"] == 1
+
+
+async def test_kv_of_other_weights_is_never_sent(bench):
+    await bench.engine(Role.PREFILL, version=1)
+    decode = await bench.engine(Role.DECODE)
+    bench.gateway.fleet.workers["b"].weight_version = 0
+    assert bench.tokens(await bench.generate([1, 2, 3, 4, 5], 3)) == bench.continuation([1, 2, 3, 4, 5], 3)
+    assert decode.fetched == 0
+
+
+async def test_dead_prefill_worker_does_not_stop_the_turn(bench):
+    prefill = await bench.engine(Role.PREFILL)
+    await bench.engine(Role.DECODE)
+    await prefill.stop()
+    assert bench.tokens(await bench.generate([1, 2, 3, 4, 5], 3)) == bench.continuation([1, 2, 3, 4, 5], 3)
+    assert (await bench.stats())["counters"]["degradedTurns"] == 1
+
+
+async def test_role_flip_is_acknowledged_and_routed_by_at_once(bench):
+    first, second = await bench.engine(), await bench.engine()
+    bench.place(first, Role.PREFILL, epoch=3)
+    bench.place(second, Role.DECODE, epoch=3)
+    await bench.generate([1, 2, 3, 4, 5], 2)
+    views = {one["uid"]: one for one in (await bench.stats())["workers"]}
+    assert {uid: (one["role"], one["ackedEpoch"]) for uid, one in views.items()} == {
+        "a": ("prefill", 3),
+        "b": ("decode", 3),
+    }
+    assert views["b"]["firstTokenInRoleSeconds"] >= 0
+    assert (len(first.requests), second.fetched) == (1, 1)
+
+
+async def test_streamed_tokens_are_the_whole_answer_in_order(bench):
+    await bench.engine(stop_after=3)
+    await bench.engine(tokens_per_chunk=2)
+    events = (await bench.generate([1], 9, stream=True)).text.strip().split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    choices = [json.loads(event[6:])["choices"][0] for event in events[:-1]]
+    assert [one for choice in choices for one in choice["token_ids"]] == bench.continuation([1], 9)
+    assert [choice["finish_reason"] for choice in choices][-1] == "length"
