@@ -27,15 +27,15 @@ class LoanPhase(StrEnum):
 class PodRef(Model):
     """A pod by name and UID."""
 
-    name: str = Field(max_length=253)
-    uid: str = Field(max_length=64)
+    name: str = Field(max_length=253, description="Name of the pod.")
+    uid: str = Field(max_length=64, description="UID of the pod; a pod of the same name is another pod.")
 
 
 class RolloutRef(Model):
     """The PearlRollout that borrows."""
 
-    name: str = Field(max_length=253)
-    namespace: str = Field(max_length=63)
+    name: str = Field(max_length=253, description="Name of the PearlRollout.")
+    namespace: str = Field(max_length=63, description="Namespace of the PearlRollout.")
 
 
 class GPULoanSpec(Model):

@@ -32,8 +32,8 @@ class ModelSpec(Model):
 class Parallelism(Model):
     """Tensor parallel sizes per stage; unequal sizes make changing sides a pod replacement."""
 
-    prefill: int = Field(ge=1, le=64)
-    decode: int = Field(ge=1, le=64)
+    prefill: int = Field(ge=1, le=64, description="GPUs of one prefill worker.")
+    decode: int = Field(ge=1, le=64, description="GPUs of one decode worker; not fewer than of a prefill worker.")
 
 
 class EngineSpec(Model):
@@ -59,15 +59,17 @@ class EngineSpec(Model):
 class ReservedCapacity(Model):
     """GPUs that the rollout always has."""
 
-    gpus: int = Field(ge=0, le=8192)
+    gpus: int = Field(ge=0, le=8192, description="GPUs used all the time; a multiple of tensorParallel.")
 
 
 class ElasticCapacity(Model):
     """GPUs that come and go (spot, autoscaled)."""
 
-    min_gpus: int = Field(default=0, ge=0, le=8192)
-    max_gpus: int = Field(default=0, ge=0, le=8192)
-    pod_template: PodTemplate | None = None
+    min_gpus: int = Field(default=0, ge=0, le=8192, description="Asked for even if they do not pay.")
+    max_gpus: int = Field(default=0, ge=0, le=8192, description="Never more than these.")
+    pod_template: PodTemplate | None = Field(
+        default=None, description="Merged into elastic workers, after podTemplate."
+    )
 
 
 class BorrowAccess(StrEnum):
@@ -81,12 +83,14 @@ class BorrowAccess(StrEnum):
 class BorrowedCapacity(Model):
     """GPUs that trainers lend."""
 
-    max_gpus: int = Field(default=0, ge=0, le=8192)
+    max_gpus: int = Field(default=0, ge=0, le=8192, description="Lent GPUs used at a time; 0 = none are borrowed.")
     trainer_selector: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="Labels that a trainer pod must carry to lend to this rollout."
     )
     access: BorrowAccess = BorrowAccess.AUTO
-    pod_template: PodTemplate | None = None
+    pod_template: PodTemplate | None = Field(
+        default=None, description="Merged into borrowed workers, after podTemplate."
+    )
 
 
 class CapacitySpec(Model):
@@ -108,8 +112,8 @@ class ModePolicy(StrEnum):
 class Ratio(Model):
     """A proportion of workers, rounded so that both sides keep at least one."""
 
-    prefill: int = Field(ge=1, le=1024)
-    decode: int = Field(ge=1, le=1024)
+    prefill: int = Field(ge=1, le=1024, description="Parts of the workers that prefill.")
+    decode: int = Field(ge=1, le=1024, description="Parts of the workers that decode.")
 
 
 class WorkloadSpec(Model):
@@ -128,9 +132,17 @@ class WeightsSpec(Model):
         description="Directory URI with `manifest.json`, for example `file:///weights`. Absent: version 0 for ever.",
     )
     max_staleness: int = Field(default=1, ge=0, le=64, description="Versions a trajectory may be behind.")
-    measured_from: Literal["FirstToken", "Dispatch"] = "FirstToken"
-    on_exceed: Literal["WaitForOldest", "Abort"] = "WaitForOldest"
-    on_update: Literal["Recompute", "FinishTurn", "KeepKV"] = "Recompute"
+    measured_from: Literal["FirstToken", "Dispatch"] = Field(
+        default="FirstToken", description="When the age of a trajectory begins."
+    )
+    on_exceed: Literal["WaitForOldest", "Abort"] = Field(
+        default="WaitForOldest",
+        description="Hold new groups until the oldest are consumed, or end trajectories that are too old.",
+    )
+    on_update: Literal["Recompute", "FinishTurn", "KeepKV"] = Field(
+        default="Recompute",
+        description="What happens to a turn in flight: recomputed and resumed, finished first, or resumed on old KV.",
+    )
     rollout: Literal["Rolling", "AllAtOnce"] | None = Field(
         default=None, description="Default: AllAtOnce where maxStaleness is 0, else Rolling."
     )
@@ -139,58 +151,76 @@ class WeightsSpec(Model):
 class Hysteresis(Model):
     """How much better a shape must be before it is worth a change."""
 
-    ratio_percent: float = Field(default=3, ge=0, le=100)
-    mode_percent: float = Field(default=8, ge=0, le=100)
-    min_dwell_seconds: float = Field(default=30, ge=0, le=86400)
+    ratio_percent: float = Field(default=3, ge=0, le=100, description="Predicted gain that another ratio must bring.")
+    mode_percent: float = Field(default=8, ge=0, le=100, description="Predicted gain that another mode must bring.")
+    min_dwell_seconds: float = Field(
+        default=30, ge=0, le=86400, description="Shortest time between two optional changes."
+    )
 
 
 class Deadlines(Model):
     """Longest durations of single steps, in seconds."""
 
-    drain_seconds: float = Field(default=60, gt=0, le=86400)
-    start_seconds: float = Field(default=600, gt=0, le=86400)
-    reclaim_seconds: float = Field(default=10, gt=0, le=3600)
+    drain_seconds: float = Field(
+        default=60, gt=0, le=86400, description="Requests of a draining worker may finish; then they move on."
+    )
+    start_seconds: float = Field(default=600, gt=0, le=86400, description="A worker must serve a token by then.")
+    reclaim_seconds: float = Field(default=10, gt=0, le=3600, description="A reclaimed GPU is free by then.")
 
 
 class PolicySpec(Model):
     """How decisions are taken."""
 
     advisory: bool = Field(default=False, description="Decide and explain, change nothing.")
-    objective: Literal["Throughput", "Cost"] = "Throughput"
+    objective: Literal["Throughput", "Cost"] = Field(
+        default="Throughput", description="Shortest time, or fewest GPU-seconds per trajectory."
+    )
     in_flight: Literal["Auto", "Disabled"] | Annotated[int, Field(ge=1)] = Field(
         default="Auto", description="Window of trajectories in flight: Auto, Disabled, or a number ≥ 1."
     )
     hysteresis: Hysteresis = Hysteresis()
-    coalesce_seconds: float = Field(default=15, ge=0, le=3600)
+    coalesce_seconds: float = Field(
+        default=15, ge=0, le=3600, description="Node and capacity events are collected for so long."
+    )
     deadlines: Deadlines = Deadlines()
 
 
 class IdleSpec(Model):
     """What to do when nothing was asked for some time."""
 
-    after_seconds: float = Field(default=1800, gt=0)
-    action: Literal["None", "Sleep", "ScaleToZero"] = "None"
+    after_seconds: float = Field(default=1800, gt=0, description="Time without a turn after which it is idle.")
+    action: Literal["None", "Sleep", "ScaleToZero"] = Field(
+        default="None", description="Keep the workers, put their engines to sleep, or remove them."
+    )
 
 
 class PrometheusSpec(Model):
     """Where engine and GPU series are read."""
 
     url: str = Field(pattern=r"^https?://", description="Base URL of the Prometheus HTTP API.")
-    bearer_token_file: str | None = None
+    bearer_token_file: str | None = Field(
+        default=None, pattern="^/", description="File in the operator's pod with a bearer token."
+    )
 
 
 class MetricsSpec(Model):
     """Sources of measurements."""
 
     prometheus: PrometheusSpec | None = Field(default=None, description="Absent: the gateway's statistics alone.")
-    stale_after_seconds: float = Field(default=30, ge=3, le=3600)
+    stale_after_seconds: float = Field(
+        default=30, ge=3, le=3600, description="Older samples allow no optional change; at least 2 scrape intervals."
+    )
 
 
 class GatewayStorage(Model):
     """Where the gateway keeps its append-only export; emptyDir unless a claim is named."""
 
-    claim_name: str | None = None
-    size_limit: str = "1Gi"
+    claim_name: str | None = Field(default=None, description="PersistentVolumeClaim of this namespace.")
+    size_limit: str = Field(
+        default="1Gi",
+        pattern=r"^[0-9]+(\.[0-9]+)?([kMGT]i?|Ki)?$",
+        description="Of the emptyDir, where no claim is named.",
+    )
 
 
 class GatewaySpec(Model):
@@ -199,7 +229,7 @@ class GatewaySpec(Model):
     processes: int = Field(default=1, ge=1, le=1, description="Processes of the one replica; v1alpha1 runs one.")
     storage: GatewayStorage = GatewayStorage()
     auth: Literal["Token", "None"] = Field(default="Token", description="Bearer token for clients, or open.")
-    pod_template: PodTemplate | None = None
+    pod_template: PodTemplate | None = Field(default=None, description="Merged into the gateway's pod.")
 
 
 class PearlRolloutSpec(Model):
@@ -234,10 +264,10 @@ class Target(Model):
 
     id: int = Field(ge=1, description="Grows by one with each new target; also the role epoch of its flips.")
     generation: int = Field(description="metadata.generation it was decided for.")
-    slots: list[TargetSlot] = Field(max_length=1024)
-    reason: str
-    started_at: str
-    deadline: str
+    slots: list[TargetSlot] = Field(max_length=1024, description="Every worker that shall exist.")
+    reason: str = Field(description="Decision reason that led to it.")
+    started_at: str = Field(description="RFC 3339.")
+    deadline: str = Field(description="RFC 3339; past it the target is dropped.")
 
 
 class Finalist(Model):
@@ -274,8 +304,8 @@ class WorkerCounts(Model):
     prefill: int = 0
     decode: int = 0
     colocated: int = 0
-    ready: int = 0
-    total: int = 0
+    ready: int = Field(default=0, description="Served a token and serve.")
+    total: int = Field(default=0, description="All worker pods that are not terminating.")
     reserved: int = 0
     elastic: int = 0
     borrowed: int = 0
@@ -284,9 +314,9 @@ class WorkerCounts(Model):
 class WeightsStatus(Model):
     """A report only; the manifest decides."""
 
-    wanted: int | None = None
-    min: int | None = None
-    max: int | None = None
+    wanted: int | None = Field(default=None, description="Version in the manifest.")
+    min: int | None = Field(default=None, description="Oldest version that a worker serves.")
+    max: int | None = Field(default=None, description="Newest version that a worker serves.")
 
 
 class PearlRolloutStatus(Model):
@@ -300,9 +330,11 @@ class PearlRolloutStatus(Model):
     target: Target | None = None
     last_decision: Decision | None = None
     routing: Routing | None = None
-    recommended_in_flight: int | None = None
+    recommended_in_flight: int | None = Field(
+        default=None, description="Trajectories in flight that the planner would admit."
+    )
     weights: WeightsStatus = WeightsStatus()
-    gateway_url: str | None = None
+    gateway_url: str | None = Field(default=None, description="Where agents and RL frameworks find the gateway.")
     memory: str | None = Field(default=None, max_length=8192, description="The planner's memory, JSON; not for people.")
     conditions: list[Condition] = Field(default_factory=list)
 

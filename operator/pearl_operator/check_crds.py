@@ -22,6 +22,9 @@ _OPENAPI = f"/openapi/v3/apis/{GROUP}/{VERSION}"
 _TIMEOUT_SECONDS = 10.0
 _HOW = "apply the CRDs of this version: helm show crds CHART | kubectl apply --server-side -f -"
 _MISSING = 404
+_TRIES = 15
+_PAUSE_SECONDS = 2.0
+"""The API server publishes new CRDs some seconds after they are applied."""
 
 
 def problems(document: Mapping[str, Any]) -> list[str]:
@@ -57,9 +60,21 @@ async def read_document() -> dict[str, Any]:
     return document
 
 
+async def lasting_problems(*, tries: int = _TRIES, pause_seconds: float = _PAUSE_SECONDS) -> list[str]:
+    """`problems` of the cluster that are still there after some time."""
+    found: list[str] = []
+    for attempt in range(tries):
+        if attempt:
+            await asyncio.sleep(pause_seconds)
+        found = problems(await read_document())
+        if not found:
+            break
+    return found
+
+
 def main() -> int:
     """0 = as wanted; 1 = not, with what to do on stderr."""
-    found = problems(asyncio.run(read_document()))
+    found = asyncio.run(lasting_problems())
     for sentence in found:
         sys.stderr.write(sentence + "\n")
     return 1 if found else 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+
 from pearl_api.rollout import PearlRollout
 from pearl_dev.errors import CommandError
 
@@ -154,7 +155,7 @@ IMPOSSIBLE = {
         "contains a flag that v1alpha1 does not support: remove it",
     ),
     "an owned variable": (
-        [at("engine.env", {"PEARL_TOKENS_DIR": "/tmp"})],
+        [at("engine.env", {"PEARL_TOKENS_DIR": "/mine"})],
         "spec.engine.env sets PEARL_TOKENS_DIR, which the operator sets: remove it",
     ),
     "a GPU slice": ([at("engine.gpuResource", "nvidia.com/mig-1g.10gb")], "MIG slice, which v1alpha1 does not support"),
