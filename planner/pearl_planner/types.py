@@ -263,6 +263,8 @@ class Memory:
     capacity_changed_at: float | None = None
     elastic_gpus_seen: int | None = None
     """Elastic GPUs, used and free, at the last look; a change of it starts the coalescing time."""
+    local_append_tokens: int | None = None
+    """Last threshold given to the gateway; kept while nothing can be predicted."""
 
 
 @dataclass(frozen=True, slots=True)
