@@ -95,17 +95,19 @@ def ready(look: Look) -> Verdict:
 
 def metrics_available(look: Look) -> Verdict:
     """Whether decisions rest on fresh numbers, and else which source fails and how."""
-    samples, measured = look.samples, look.snapshot.measurements
-    limit = look.spec.metrics.stale_after_seconds
-    if _gateway_stale(look):
-        if samples.gateway_error is not None:
-            return Verdict("False", ConditionReason.GATEWAY_UNREACHABLE, samples.gateway_error)
-        return Verdict("Unknown", ConditionReason.NOT_YET_SAMPLED, "the gateway was not read yet")
-    if not measured.prometheus_expected:
+    if not _gateway_stale(look):
+        return _prometheus(look)
+    if look.samples.gateway_error is not None:
+        return Verdict("False", ConditionReason.GATEWAY_UNREACHABLE, look.samples.gateway_error)
+    return Verdict("Unknown", ConditionReason.NOT_YET_SAMPLED, "the gateway was not read yet")
+
+
+def _prometheus(look: Look) -> Verdict:
+    age, limit = look.snapshot.measurements.prometheus_age_seconds, look.spec.metrics.stale_after_seconds
+    if not look.snapshot.measurements.prometheus_expected:
         return Verdict("True", ConditionReason.FRESH, "gateway statistics; no Prometheus configured")
-    if samples.prometheus_error is not None:
-        return Verdict("False", ConditionReason.PROMETHEUS_UNREACHABLE, samples.prometheus_error)
-    age = measured.prometheus_age_seconds
+    if look.samples.prometheus_error is not None:
+        return Verdict("False", ConditionReason.PROMETHEUS_UNREACHABLE, look.samples.prometheus_error)
     if age is None:
         return Verdict("False", ConditionReason.NOT_YET_SAMPLED, "Prometheus has no engine series of this rollout yet")
     if age > limit:

@@ -8,18 +8,30 @@ acts twice on what it did itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from pearl_api import names
-from pearl_operator.facts import loan_fact, node_fact, pod_fact, rollout_fact
+from pearl_operator import kinds
+from pearl_operator.facts import (
+    LoanFact,
+    NodeFact,
+    PodFact,
+    RolloutFact,
+    loan_fact,
+    node_fact,
+    pod_fact,
+    rollout_fact,
+)
+from pearl_operator.ports import Object, RolloutKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Mapping
 
-    from pearl_operator.facts import LoanFact, NodeFact, PodFact, RolloutFact
-    from pearl_operator.ports import Clock, Object, RolloutKey
+    from pearl_operator.kinds import Kind
+    from pearl_operator.ports import Clock
 
-_NamespacedName = tuple[str, str]
+Fact = RolloutFact | PodFact | NodeFact | LoanFact
+Key = RolloutKey | tuple[str, str] | str
 
 
 def is_older(version: str, than: str) -> bool:
@@ -39,9 +51,9 @@ class Index:
     clock: Clock
     wake: Callable[[RolloutKey], None]
     rollouts: dict[RolloutKey, RolloutFact] = field(default_factory=dict)
-    pods: dict[_NamespacedName, PodFact] = field(default_factory=dict)
+    pods: dict[tuple[str, str], PodFact] = field(default_factory=dict)
     nodes: dict[str, NodeFact] = field(default_factory=dict)
-    loans: dict[_NamespacedName, LoanFact] = field(default_factory=dict)
+    loans: dict[tuple[str, str], LoanFact] = field(default_factory=dict)
     last_event_at: float | None = None
     """Monotonic time of the last event of any watch; the operator's own Lease keeps one coming."""
 
@@ -49,95 +61,61 @@ class Index:
         """A watch delivered something."""
         self.last_event_at = self.clock.monotonic()
 
-    def put_rollout(self, body: Object) -> RolloutFact:
-        """Takes in a PearlRollout; wakes its loop unless only the status changed."""
-        fact = rollout_fact(body)
-        known = self.rollouts.get(fact.key)
-        if known is not None and known.uid == fact.uid and is_older(fact.resource_version, known.resource_version):
-            return known
-        self.rollouts[fact.key] = fact
-        if known is None or _intent(known) != _intent(fact):
-            self.wake(fact.key)
-        return fact
-
-    def drop_rollout(self, body: Object) -> None:
-        """A PearlRollout is gone."""
-        fact = rollout_fact(body)
-        known = self.rollouts.get(fact.key)
-        if known is not None and known.uid == fact.uid:
-            del self.rollouts[fact.key]
-            self.wake(fact.key)
-
-    def put_pod(self, body: Object) -> PodFact | None:
-        """Takes in a pod; None for a stranger."""
-        fact = pod_fact(body)
-        if fact is None:
+    def put(self, kind: Kind, body: Object) -> Fact | None:
+        """Takes in an object as the API server sent it; None for one that is not ours."""
+        fact, key = _READERS[kind](body), key_of(kind, body["metadata"])
+        table = self.table(kind)
+        known: Fact | None = table.get(key)
+        if fact is None:  # lost its labels, or cannot be read
+            self.forget(kind, key)
             return None
-        name = (fact.address.namespace, fact.address.name)
-        known = self.pods.get(name)
-        if known is not None and known.address.uid == fact.address.uid:
-            if is_older(fact.resource_version, known.resource_version):
-                return known
+        if known is not None and _is_outdated(fact, known):
+            return known
+        if isinstance(fact, PodFact) and isinstance(known, PodFact) and known.address.uid == fact.address.uid:
             fact = replace(fact, deleting=fact.deleting or known.deleting)
-        self.pods[name] = fact
-        if known is None or replace(known, resource_version="") != replace(fact, resource_version=""):
-            self.wake(fact.rollout)
+        table[key] = fact
+        if known is None or _matter(known) != _matter(fact):
+            self._wake_for(fact)
         return fact
 
-    def drop_pod(self, body: Object) -> None:
-        """A pod is gone."""
-        fact = pod_fact(body)
-        if fact is not None:
-            self.forget_pod(fact.address.namespace, fact.address.name, fact.address.uid)
+    def forget(self, kind: Kind, key: Key, uid: str | None = None) -> None:
+        """An object is gone; one of the same name with another UID is not meant."""
+        known = self.table(kind).get(key)
+        if known is not None and uid in (None, _uid(known)):
+            del self.table(kind)[key]
+            self._wake_for(known)
 
-    def forget_pod(self, namespace: str, name: str, uid: str) -> None:
-        """A pod is known to be gone."""
-        known = self.pods.get((namespace, name))
-        if known is not None and known.address.uid == uid:
-            del self.pods[namespace, name]
-            self.wake(known.rollout)
+    def table(self, kind: Kind) -> dict[Any, Any]:
+        """The facts of one kind by `key_of`."""
+        tables: dict[Kind, dict[Any, Any]] = {
+            kinds.ROLLOUT: self.rollouts,
+            kinds.POD: self.pods,
+            kinds.NODE: self.nodes,
+            kinds.LOAN: self.loans,
+        }
+        return tables[kind]
+
+    def put_pod(self, body: Object) -> None:
+        """A pod that this process wrote or read."""
+        self.put(kinds.POD, body)
+
+    def put_rollout(self, body: Object) -> RolloutFact:
+        """A PearlRollout that this process wrote or read."""
+        fact = self.put(kinds.ROLLOUT, body)
+        if not isinstance(fact, RolloutFact):
+            raise TypeError(f"not a PearlRollout: {body.get('kind')}")
+        return fact
+
+    def put_loan(self, body: Object) -> LoanFact | None:
+        """A GPULoan that this process wrote or read."""
+        fact = self.put(kinds.LOAN, body)
+        return fact if isinstance(fact, LoanFact) else None
 
     def mark_deleting(self, namespace: str, name: str, uid: str) -> None:
         """This process asked for its deletion; the event that says so is on its way."""
         known = self.pods.get((namespace, name))
         if known is not None and known.address.uid == uid:
             self.pods[namespace, name] = replace(known, deleting=True)
-
-    def put_node(self, body: Object) -> None:
-        """Takes in a node; wakes the rollouts that have pods on it."""
-        fact = node_fact(body)
-        known = self.nodes.get(fact.name)
-        if known == fact:
-            return  # kubelets report every few seconds
-        self.nodes[fact.name] = fact
-        self._wake_pods_on(fact.name)
-
-    def drop_node(self, body: Object) -> None:
-        """A node is gone."""
-        name = body["metadata"]["name"]
-        if self.nodes.pop(name, None) is not None:
-            self._wake_pods_on(name)
-
-    def put_loan(self, body: Object) -> LoanFact | None:
-        """Takes in a GPULoan; None where it is unreadable."""
-        fact = loan_fact(body)
-        if fact is None:
-            return None
-        name = (fact.namespace, fact.name)
-        known = self.loans.get(name)
-        if known is not None and known.uid == fact.uid and is_older(fact.resource_version, known.resource_version):
-            return known
-        self.loans[name] = fact
-        self.wake(fact.rollout)
-        return fact
-
-    def drop_loan(self, body: Object) -> None:
-        """A GPULoan is gone."""
-        meta = body["metadata"]
-        known = self.loans.get((meta["namespace"], meta["name"]))
-        if known is not None and known.uid == meta["uid"]:
-            del self.loans[known.namespace, known.name]
-            self.wake(known.rollout)
 
     def pods_of(self, rollout: RolloutKey, component: str) -> list[PodFact]:
         """Pods of one component, by slot and incarnation."""
@@ -153,14 +131,47 @@ class Index:
         found = (loan for loan in self.loans.values() if loan.rollout == rollout)
         return sorted(found, key=lambda loan: (loan.namespace, loan.name))
 
-    def _wake_pods_on(self, node: str) -> None:
-        self._wake_all({pod.rollout for pod in self.pods.values() if pod.node == node})
+    def _wake_for(self, fact: Fact) -> None:
+        if isinstance(fact, RolloutFact):
+            self.wake(fact.key)
+        elif isinstance(fact, NodeFact):
+            for rollout in sorted({pod.rollout for pod in self.pods.values() if pod.node == fact.name}):
+                self.wake(rollout)
+        else:
+            self.wake(fact.rollout)
 
-    def _wake_all(self, rollouts: Iterable[RolloutKey]) -> None:
-        for rollout in sorted(rollouts):
-            self.wake(rollout)
+
+_READERS: Final[dict[Kind, Callable[[Object], Fact | None]]] = {
+    kinds.ROLLOUT: rollout_fact,
+    kinds.POD: pod_fact,
+    kinds.NODE: node_fact,
+    kinds.LOAN: loan_fact,
+}
 
 
-def _intent(fact: RolloutFact) -> tuple[object, ...]:
-    """What a user can change; the operator's own status writes are none of it."""
-    return (fact.uid, fact.generation, fact.deleting, fact.hold)
+def key_of(kind: Kind, meta: Mapping[str, Any]) -> Key:
+    """Under which key an object with this metadata is indexed."""
+    if kind == kinds.NODE:
+        return str(meta["name"])
+    if kind == kinds.ROLLOUT:
+        return RolloutKey(meta["namespace"], meta["name"])
+    return (str(meta["namespace"]), str(meta["name"]))
+
+
+def _uid(fact: Fact) -> str | None:
+    if isinstance(fact, PodFact):
+        return fact.address.uid
+    return None if isinstance(fact, NodeFact) else fact.uid
+
+
+def _is_outdated(fact: Fact, known: Fact) -> bool:
+    if isinstance(fact, NodeFact) or isinstance(known, NodeFact) or _uid(fact) != _uid(known):
+        return False
+    return is_older(fact.resource_version, known.resource_version)
+
+
+def _matter(fact: Fact) -> object:
+    """What a loop must look at: of a rollout what a user can change, of the others everything but the version."""
+    if isinstance(fact, RolloutFact):
+        return (fact.uid, fact.generation, fact.deleting, fact.hold)
+    return fact if isinstance(fact, NodeFact) else replace(fact, resource_version="")

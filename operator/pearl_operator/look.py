@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pearl_planner.types import Activity, WorkerState
+from pearl_planner.steps import key_of
+from pearl_planner.types import Activity, WorkerState, Zone
 
 if TYPE_CHECKING:
     from pearl_api.rollout import PearlRolloutSpec
@@ -49,10 +50,14 @@ def pending(snapshot: Snapshot, target: Target | None) -> list[str]:
     """What is still missing until the fleet is what `target` says, one clause each; empty when it is reached."""
     if target is None:
         return []
-    wanted = {(slot.slot, slot.incarnation): slot for slot in target.slots}
-    found = {(worker.slot, worker.incarnation): worker for worker in snapshot.workers}
+    wanted = {key_of(slot): slot for slot in target.slots}
+    found = {key_of(worker): worker for worker in snapshot.workers}
     missing = [_missing(slot, found.get(key)) for key, slot in sorted(wanted.items())]
-    extra = [f"{found[key].pod} still has to go" for key in sorted(found.keys() - wanted.keys()) if not found[key].loan]
+    extra = [
+        f"{found[key].pod} still has to go"
+        for key in sorted(found.keys() - wanted.keys())
+        if found[key].zone is not Zone.BORROWED  # borrowers belong to their trainer
+    ]
     return [clause for clause in missing if clause is not None] + extra
 
 

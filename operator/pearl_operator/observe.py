@@ -99,6 +99,7 @@ def _worker(pod: PodFact, facts: Facts, view: WorkerView | None) -> Worker | Non
         loan=pod.loan,
         notice_seconds=notice_seconds(pod, facts.nodes.get(pod.node or ""), facts.now),
         draining_seconds=_draining(pod, facts.now),
+        acked_activity=Activity(view.activity.value) if view is not None else None,
     )
 
 
@@ -142,7 +143,15 @@ def _measurements(facts: Facts) -> Measurements:
         prometheus_age_seconds=samples.engines_age,
         prometheus_expected=facts.spec.metrics.prometheus is not None,
         engines=_engines(facts.pods, samples),
+        live_trajectories=_live(samples.stats),
     )
+
+
+def _live(stats: GatewayStats | None) -> int | None:
+    if stats is None:
+        return None
+    live = stats.live
+    return live.queued + live.prefilling + live.decoding + live.environment
 
 
 def _engines(pods: Iterable[PodFact], samples: Samples) -> dict[str, WorkerMetrics]:

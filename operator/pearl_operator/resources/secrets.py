@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING
 
 from pearl_api import names, tokens
@@ -39,5 +40,5 @@ def _secret(rollout: RolloutFact, name: str, data: dict[str, str]) -> Object:
         "kind": "Secret",
         "metadata": common.metadata(rollout, name, "secret"),
         "type": "Opaque",
-        "stringData": data,
+        "data": {name: base64.b64encode(value.encode()).decode() for name, value in data.items()},
     }

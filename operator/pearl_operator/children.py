@@ -1,0 +1,74 @@
+"""Keeps what a rollout owns beside its workers: Secrets, gateway Deployment and Service, disruption budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pearl_api import names, tokens
+from pearl_operator import kinds
+from pearl_operator.errors import AlreadyExists, Refused, Unavailable
+from pearl_operator.resources.disruption import worker_budget
+from pearl_operator.resources.gateway import gateway_deployment, gateway_service
+from pearl_operator.resources.secrets import derived_secrets, root_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pearl_api.rollout import PearlRolloutSpec
+    from pearl_operator.facts import RolloutFact
+    from pearl_operator.keys import SecretKeys
+    from pearl_operator.kinds import Kind
+    from pearl_operator.ports import Clock, Kube, Object
+    from pearl_operator.settings import Settings
+
+_REPAIR_EVERY_SECONDS: Final = 60.0
+"""Somebody may have changed or deleted one of them."""
+
+
+@dataclass(slots=True)
+class Children:
+    """The children of one rollout."""
+
+    kube: Kube
+    keys: SecretKeys
+    clock: Clock
+    settings: Settings
+    new_key: Callable[[], str] = tokens.new_key
+    _done: tuple[Any, ...] | None = field(default=None, init=False)
+    _done_at: float = field(default=0.0, init=False)
+
+    async def ensure(self, rollout: RolloutFact, spec: PearlRolloutSpec, *, workers: int) -> None:
+        """Applies all of them when the spec or the number of workers changed, and once a minute."""
+        wanted = (rollout.uid, spec, workers)
+        if self._done == wanted and self.clock.monotonic() - self._done_at < _REPAIR_EVERY_SECONDS:
+            return
+        key = await self._root_key(rollout)
+        for secret in derived_secrets(rollout, key):
+            await self._apply(kinds.SECRET, secret)
+        await self._apply(kinds.SERVICE, gateway_service(rollout))
+        await self._apply(kinds.DEPLOYMENT, gateway_deployment(rollout, spec, self.settings))
+        await self._apply(kinds.DISRUPTION_BUDGET, worker_budget(rollout, workers))
+        self._done, self._done_at = wanted, self.clock.monotonic()
+
+    async def _root_key(self, rollout: RolloutFact) -> str:
+        """The key, made once; one that an earlier rollout of the same name left behind is waited out."""
+        name = names.root_secret(rollout.key.name)
+        secret = await self.kube.get(kinds.SECRET, name, rollout.key.namespace)
+        if secret is None:
+            self.keys.forget(rollout.key)
+            try:
+                await self.kube.create(kinds.SECRET, root_secret(rollout, self.new_key()))
+            except AlreadyExists as error:
+                raise Unavailable(str(error), seconds=0.2) from error
+        elif rollout.uid not in {ref.get("uid") for ref in secret["metadata"].get("ownerReferences") or []}:
+            self.keys.forget(rollout.key)
+            raise Unavailable(f"Secret {name} belongs to an earlier {rollout.key}, which is still being removed")
+        return await self.keys.root_key(rollout.key)
+
+    async def _apply(self, kind: Kind, body: Object) -> None:
+        try:
+            await self.kube.apply(kind, body, manager=names.FIELD_MANAGER)
+        except Refused as error:
+            # Also what a leftover of an earlier rollout answers (two controllers), so it is worth another try.
+            raise Unavailable(str(error), seconds=2.0) from error

@@ -1,0 +1,37 @@
+"""One JSON object per log line: time, level, logger, message, and whatever the call gave as `extra`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Final
+
+from pearl_operator.clock import to_rfc3339
+
+_STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        line = {
+            "time": to_rfc3339(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **{key: value for key, value in record.__dict__.items() if key not in _STANDARD},
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(level: int = logging.INFO) -> None:
+    """Sends all logging to stderr as JSON lines; called once, by `main`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)

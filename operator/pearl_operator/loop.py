@@ -1,0 +1,218 @@
+"""The loop of one PearlRollout: observe → plan → validate → act → report, woken by events or its own clock.
+
+It keeps nothing that could not be found again: the target lies in the status, everything else is observed. What it
+remembers (who was ready once, the planner's averages since the last status write) only makes it smoother.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from pearl_planner.serialize import memory_from_json
+
+from pearl_api import names
+from pearl_operator.errors import OperatorError, Refused, RetryAfter
+from pearl_operator.look import Look, Refusals
+from pearl_operator.observe import Facts, snapshot_of
+from pearl_operator.policy import budget_of, engine_choice, policy_of
+from pearl_operator.report import status_unreadable
+from pearl_operator.status_codec import target_from_status
+from pearl_planner.plan import plan
+from pearl_planner.steps import finished
+from pearl_planner.types import AnswerLoan, CreateWorker
+
+if TYPE_CHECKING:
+    from pearl_api.rollout import PearlRolloutSpec
+    from pearl_operator.act import Actor
+    from pearl_operator.children import Children
+    from pearl_operator.facts import PodFact, RolloutFact
+    from pearl_operator.index import Index
+    from pearl_operator.metrics import Metrics
+    from pearl_operator.ports import Clock, Resolver, RolloutKey
+    from pearl_operator.preflight import Preflight
+    from pearl_operator.report import Reporter
+    from pearl_operator.ring import Ring
+    from pearl_operator.settings import Settings
+    from pearl_operator.sources import Sources
+    from pearl_planner.types import Memory, Plan, Snapshot, Target
+
+log = logging.getLogger("pearl.loop")
+
+_LONG_SECONDS: Final = 60.0
+_GATHER_SECONDS: Final = 0.02
+_FIRST_BACK_OFF: Final = 0.5
+_LAST_BACK_OFF: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a loop works with; made per rollout by `assembly`."""
+
+    index: Index
+    sources: Sources
+    children: Children
+    preflight: Preflight
+    actor: Actor
+    reporter: Reporter
+    ring: Ring
+    resolver: Resolver
+    clock: Clock
+    settings: Settings
+    metrics: Metrics
+
+
+@dataclass(slots=True)
+class RolloutLoop:
+    """One rollout's loop."""
+
+    key: RolloutKey
+    parts: Parts
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    turned_at: float = field(default=float("inf"), init=False)
+    """Monotonic time at which the last turn ended, well or badly; infinite before the first starts."""
+    _memory: Memory | None = field(default=None, init=False)
+    _served: set[str] = field(default_factory=set, init=False)
+    _abandoned: str | None = field(default=None, init=False)
+    _capacity_refusal: str | None = field(default=None, init=False)
+    _failures: int = field(default=0, init=False)
+
+    async def run(self) -> None:
+        """Looks until the rollout is gone. The only place where every exception is caught."""
+        while self.key in self.parts.index.rollouts:
+            self.turned_at = self.parts.clock.monotonic()
+            self.woken.clear()
+            try:
+                pause = await self.look()
+                self._failures = 0
+            except RetryAfter as error:
+                pause = self._back_off(error, at_least=error.seconds)
+            except OperatorError as error:
+                pause = self._back_off(error)
+            except Exception as error:
+                log.exception("bug in the loop", extra={"rollout": str(self.key)})
+                pause = self._back_off(error)
+            await self._wait(pause)
+
+    async def _wait(self, seconds: float) -> None:
+        """Until something happens, or for this long; a burst of events makes one look."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.woken.wait()
+        except TimeoutError:
+            return
+        await self.parts.clock.sleep(_GATHER_SECONDS)
+
+    def _back_off(self, error: Exception, *, at_least: float = 0.0) -> float:
+        """Grows with repeated failure; events still wake the loop."""
+        self._failures += 1
+        pause = min(_FIRST_BACK_OFF * 2 ** min(self._failures - 1, 8), _LAST_BACK_OFF)
+        self.parts.metrics.look_failed(self.key, error)
+        log.warning("look failed", extra={"rollout": str(self.key), "error": str(error), "kind": type(error).__name__})
+        return max(at_least, pause if self._failures > 1 else at_least or pause)
+
+    async def look(self) -> float:
+        """One look; the seconds until the next one is due.
+
+        Raises:
+            OperatorError: A port failed; everything is recomputed at the next look.
+        """
+        rollout = self.parts.index.rollouts.get(self.key)
+        if rollout is None or rollout.deleting:
+            return _LONG_SECONDS  # the garbage collector removes what is owned; nothing is created any more
+        if rollout.spec is None:
+            await self.parts.reporter.write(rollout, status_unreadable(rollout, self.parts.clock.now()))
+            return _LONG_SECONDS
+        started = self.parts.clock.monotonic()
+        look = await self._decide(rollout, rollout.spec)
+        self.parts.ring.append(self.key, look.snapshot, look.plan)
+        await self.parts.reporter.report(look)  # the target is written before the first action
+        await self._act(look)
+        self.parts.metrics.looked(look, self.parts.clock.monotonic() - started)
+        return min(look.plan.next_look_seconds, self.parts.settings.look_seconds)
+
+    async def _decide(self, rollout: RolloutFact, spec: PearlRolloutSpec) -> Look:
+        parts, now = self.parts, self.parts.clock.now()
+        target = target_from_status(rollout.status.target)
+        await parts.children.ensure(rollout, spec, workers=len(target.slots) if target is not None else 0)
+        await parts.actor.loans.sync(rollout)
+        pods = self._own_pods(rollout)
+        samples = await parts.sources.read(pods, spec.metrics.prometheus)
+        template_refusal = await parts.preflight.check(rollout, spec)
+        self._served |= {pod.address.uid for pod in pods if pod.ready}
+        self._served &= {pod.address.uid for pod in pods}
+        loans = tuple(parts.index.loans_of(self.key))
+        loans_possible = parts.settings.cluster_scoped
+        engine = engine_choice(spec)
+        snapshot = snapshot_of(
+            Facts(
+                spec=spec,
+                pods=pods,
+                nodes=parts.index.nodes,
+                loans=parts.actor.loans.planner_loans(self.key),
+                samples=samples,
+                budget=budget_of(spec, loans_enabled=loans_possible),
+                target=target,
+                memory=self._memory if self._memory is not None else memory_from_json(rollout.status.memory),
+                now=now,
+                served=frozenset(self._served),
+                keep_shape=template_refusal is not None,
+            )
+        )
+        decided = plan(snapshot, policy_of(rollout, spec, engine, hold=template_refusal is not None))
+        self._memory = decided.memory
+        self._note_abandoned(snapshot, decided)
+        return Look(
+            now=now,
+            rollout=rollout,
+            spec=spec,
+            snapshot=snapshot,
+            plan=decided,
+            samples=samples,
+            pods=pods,
+            loans=loans,
+            loans_possible=loans_possible,
+            refusals=Refusals(template=template_refusal, capacity=self._capacity_refusal),
+            engine_problem=engine.problem,
+            abandoned=self._abandoned,
+            gateway_url=parts.resolver.gateway(self.key),
+        )
+
+    def _own_pods(self, rollout: RolloutFact) -> tuple[PodFact, ...]:
+        """Worker pods of this very rollout; pods that an earlier one of the same name left behind are strangers."""
+        borrowed = names.Zone.BORROWED
+        return tuple(
+            pod for pod in self.parts.index.workers_of(self.key) if pod.zone == borrowed or pod.owner_uid == rollout.uid
+        )
+
+    def _note_abandoned(self, snapshot: Snapshot, decided: Plan) -> None:
+        """A target that was dropped past its deadline stays in the conditions until one is reached."""
+        before, after = snapshot.target, decided.target
+        if before is not None and snapshot.now > before.deadline and not finished(snapshot.workers, before):
+            if after is None or after.id != before.id:
+                self._abandoned = _abandonment(before)
+        elif after is not None and finished(snapshot.workers, after):
+            self._abandoned = None
+
+    async def _act(self, look: Look) -> None:
+        """The plan's actions in their order; one that fails ends the look."""
+        frozen = look.spec.policy.advisory or look.refusals.template is not None
+        for action in look.plan.actions:
+            if frozen and not isinstance(action, AnswerLoan):
+                continue
+            try:
+                await self.parts.actor.carry_out(action, look)
+            except Refused as error:
+                if not isinstance(action, CreateWorker):
+                    raise
+                self._capacity_refusal = str(error)  # the pod itself passed the preflight
+                raise
+            self.parts.metrics.acted(self.key, action)
+            if isinstance(action, CreateWorker):
+                self._capacity_refusal = None
+
+
+def _abandonment(target: Target) -> str:
+    return f"target {target.id} ({target.reason.value}) was not reached by its deadline and was dropped"

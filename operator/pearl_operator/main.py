@@ -1,0 +1,130 @@
+"""The process: kopf, the web server, the Lease and the loops in one asyncio loop. Any of them ending ends it.
+
+Exit status 0 after SIGTERM or SIGINT, 1 when something crashed or the Lease was lost, 2 when a setting is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import kopf
+
+from pearl_operator import logs, settings
+from pearl_operator.assembly import Operator, assemble
+from pearl_operator.watch import build_registry, kopf_settings
+from pearl_operator.web import server_of
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+log = logging.getLogger("pearl.main")
+
+
+def main() -> None:
+    """Entry point of `pearl-operator`."""
+    logs.configure()
+    try:
+        chosen = settings.from_env()
+    except ValueError as error:
+        log.error("setting is wrong", extra={"error": str(error)})  # noqa: TRY400 - a sentence, not a traceback
+        sys.exit(2)
+    sys.exit(asyncio.run(serve(chosen)))
+
+
+async def serve(chosen: settings.Settings) -> int:
+    """Runs until a signal (0) or a failure (1)."""
+    stop = asyncio.Event()
+    _on_signals(stop)
+    async with AsyncExitStack() as stack:
+        operator = await assemble(chosen, stack)
+        server = server_of(operator.app, chosen.port)
+        web = asyncio.create_task(server.serve(), name="web server")
+        try:
+            ended = await _first(_until(stop), web, _work(operator, chosen, stop))
+        finally:
+            await operator.lease.release()
+            server.should_exit = True
+            await asyncio.gather(web, return_exceptions=True)
+    return _exit_status(ended, stop)
+
+
+async def _work(operator: Operator, chosen: settings.Settings, stop: asyncio.Event) -> None:
+    """Takes the Lease, looks at everything once, then watches and decides until something ends."""
+    await operator.lease.acquire()
+    log.info("holds the lease", extra={"lease": chosen.lease_name, "identity": chosen.identity})
+    await operator.resync.once()
+    kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
+    watching = kopf.operator(
+        registry=build_registry(operator.index, chosen),
+        settings=kopf_settings(chosen),
+        namespaces=list(chosen.namespaces),
+        standalone=True,
+        stop_flag=kopf_stop,
+        ready_flag=kopf_ready,
+    )
+    try:
+        await _crash_of(
+            await _first(
+                watching,
+                operator.lease.hold(),
+                operator.resync.run(),
+                operator.supervisor.run(),
+                _own_signals(kopf_ready, stop),
+            )
+        )
+    finally:
+        kopf_stop.set()
+
+
+async def _own_signals(kopf_ready: asyncio.Event, stop: asyncio.Event) -> None:
+    """Takes the signal handlers back from kopf, which would stop only itself."""
+    await kopf_ready.wait()
+    _on_signals(stop)
+    await asyncio.Event().wait()
+
+
+def _on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+async def _until(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+async def _first(*works: Coroutine[Any, Any, None] | asyncio.Task[None]) -> asyncio.Task[None]:
+    """Runs all, and when the first ends cancels the others and waits for them; the one that ended."""
+    tasks = [work if isinstance(work, asyncio.Task) else asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return next(task for task in tasks if task in done)
+
+
+async def _crash_of(ended: asyncio.Task[None]) -> None:
+    """A task that should run for ever has ended."""
+    await ended
+    raise RuntimeError(f"{ended.get_name()} ended")
+
+
+def _exit_status(ended: asyncio.Task[None], stop: asyncio.Event) -> int:
+    error = None if ended.cancelled() else ended.exception()
+    if stop.is_set() and error is None:
+        log.info("stopped by signal")
+        return 0
+    log.critical("ends", exc_info=error, extra={"task": ended.get_name()})
+    return 1
+
+
+if __name__ == "__main__":
+    main()
