@@ -1,0 +1,173 @@
+"""What the chart installs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pearl_dev.errors import CommandError
+from pearl_operator.settings import from_env
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Render = Callable[..., list[dict[str, Any]]]
+    Helm = Callable[..., str]
+
+CHART = "charts/pearl"
+
+
+def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [item for item in objects if item["kind"] == kind and item["metadata"]["name"] == name]
+    return found
+
+
+def pod_templates(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        item["metadata"]["name"]: item["spec"]["template"] for item in objects if item["kind"] in {"Deployment", "Job"}
+    }
+
+
+def test_the_chart_has_no_lint(helm: Helm, request: pytest.FixtureRequest) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(request.config.rootpath / CHART))
+
+
+def test_every_pod_satisfies_pod_security_restricted(render: Render) -> None:
+    templates = pod_templates(render())
+    assert set(templates) == {"pearl-operator", "pearl-uninstall"}
+    for template in templates.values():
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not [volume for volume in pod.get("volumes", []) if "hostPath" in volume]
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"]
+
+
+def operator_environment(objects: list[dict[str, Any]]) -> dict[str, str]:
+    """As the kubelet would fill it in."""
+    (container,) = one(objects, "Deployment", "pearl-operator")["spec"]["template"]["spec"]["containers"]
+    own = {"metadata.namespace": "rollouts", "metadata.name": "pearl-operator-0"}
+    return {
+        entry["name"]: entry["value"] if "value" in entry else own[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for entry in container["env"]
+    }
+
+
+def test_the_operator_understands_the_environment_that_the_chart_gives_it(render: Render) -> None:
+    image = {"repository": "registry.example.com:5000/pearl/operator", "tag": "2"}
+    objects = render(image=image, trainerNamespaces=["train-a", "train-b"], rbac={"clusterScoped": False})
+    settings = from_env(operator_environment(objects))
+    assert settings.namespace == "rollouts"
+    assert settings.gateway_image == "registry.example.com:5000/pearl/operator:2"
+    assert settings.trainer_namespaces == ("train-a", "train-b")
+    assert settings.cluster_scoped is False
+    assert settings.operator_url == "http://pearl-operator.rollouts:8090"
+    accounts = {item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"}
+    assert settings.gateway_service_account in accounts
+
+
+def test_a_digest_takes_the_place_of_the_tag(render: Render) -> None:
+    digest = "sha256:" + "0" * 64
+    pod = pod_templates(render(image={"digest": digest}))["pearl-operator"]["spec"]
+    assert {container["image"] for container in [*pod["initContainers"], *pod["containers"]]} == {
+        f"docker.io/pearl/operator@{digest}"
+    }
+
+
+def test_the_service_leads_to_the_operators_port(render: Render) -> None:
+    objects = render()
+    service = one(objects, "Service", "pearl-operator")["spec"]
+    template = pod_templates(objects)["pearl-operator"]
+    assert service["selector"].items() <= template["metadata"]["labels"].items()
+    assert not service["selector"].items() <= pod_templates(objects)["pearl-uninstall"]["metadata"]["labels"].items()
+    assert service["ports"] == [{"name": "http", "port": 8090, "targetPort": "http"}]
+    (container,) = template["spec"]["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": 8090}]
+    probes = {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")}
+    assert probes == {"/healthz", "/readyz"}
+
+
+def test_one_author_of_decisions_at_a_time(render: Render) -> None:
+    spec = one(render(), "Deployment", "pearl-operator")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_without_cluster_scope_nothing_cluster_wide_is_made(render: Render) -> None:
+    kinds = {item["kind"] for item in render(rbac={"clusterScoped": False})}
+    assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
+    (role,) = [item for item in render() if item["kind"] == "ClusterRole"]
+    assert {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]} == {
+        *(("nodes", verb) for verb in ("get", "list", "watch")),
+        *(("resourceslices", verb) for verb in ("get", "list", "watch")),
+        ("tokenreviews", "create"),
+    }
+
+
+def test_operator_and_gateway_get_a_role_in_every_trainer_namespace_and_no_secret_goes_to_the_gateway(
+    render: Render,
+) -> None:
+    objects = render(trainerNamespaces=["train-a", "rollouts"])
+    roles = {
+        (item["metadata"]["namespace"], item["metadata"]["name"]): item for item in objects if item["kind"] == "Role"
+    }
+    assert set(roles) == {
+        ("rollouts", "pearl-operator"),
+        ("rollouts", "pearl-gateway"),
+        ("train-a", "pearl-operator-rollouts"),
+        ("train-a", "pearl-gateway-rollouts"),
+    }
+    for (_, name), role in roles.items():
+        if name.startswith("pearl-gateway"):
+            verbs = {verb for rule in role["rules"] for verb in rule["verbs"]}
+            resources = {resource for rule in role["rules"] for resource in rule["resources"]}
+            assert verbs == {"get", "list", "watch"}
+            assert resources <= {"pods", "pearlrollouts"}
+
+
+def test_the_operators_pod_takes_whatever_a_cluster_demands(render: Render) -> None:
+    wishes: dict[str, Any] = {
+        "nodeSelector": {"pool": "control"},
+        "tolerations": [{"key": "control", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+        ],
+        "priorityClassName": "high",
+        "runtimeClassName": "gvisor",
+    }
+    secrets = [{"name": "pull"}]
+    pod = pod_templates(
+        render(operator={**wishes, "extraEnv": [{"name": "A", "value": "b"}]}, imagePullSecrets=secrets)
+    )["pearl-operator"]["spec"]
+    assert {name: pod[name] for name in wishes} == wishes
+    assert pod["imagePullSecrets"] == secrets
+    assert {"name": "A", "value": "b"} in pod["containers"][0]["env"]
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"image": {"tag": "a tag"}}, "/image/tag"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
+        ({"image": {"repository": "docker.io/pearl/operator:1"}}, "/image/repository"),
+        ({"trainerNamespaces": "train-a"}, "/trainerNamespaces"),
+        ({"trainerNamespaces": ["Train_A"]}, "/trainerNamespaces/0"),
+        ({"rbac": {"clusterScoped": "yes"}}, "/rbac/clusterScoped"),
+        ({"operator": {"leaseSeconds": 5}}, "/operator/leaseSeconds"),
+        ({"operator": {"replicas": 2}}, "replicas"),
+        ({"networkPolicy": {"apiServerCIDRs": ["10.0.0.1"]}}, "/networkPolicy/apiServerCIDRs/0"),
+        ({"trainerNamespace": ["a"]}, "trainerNamespace"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_value_is_refused_by_name(render: Render, values: dict[str, Any], field: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        render(**values)
+    assert field in refused.value.output.replace("'", "")
