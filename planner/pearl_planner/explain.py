@@ -23,7 +23,7 @@ def compared(verdict: Verdict, present: Forecast, profile: Profile, dwell_left_s
     cost = _cost(verdict, rival)
     if cost:
         parts.append(f", switch cost {cost:.1f} s")
-    parts.append(_why_not(verdict.reason, dwell_left_seconds))
+    parts.append(_why_not(verdict, rival, dwell_left_seconds))
     return "".join(parts) + f"; {workload(profile)}"
 
 
@@ -79,11 +79,12 @@ def _percent(chosen: Forecast, rival: Forecast) -> str:
     return f"{change * 100:+.0f} %".replace("-", "−")
 
 
-def _why_not(reason: Reason, dwell_left_seconds: float) -> str:
-    if reason is Reason.COOLING_DOWN:
+def _why_not(verdict: Verdict, rival: Forecast | None, dwell_left_seconds: float) -> str:
+    """Why a better shape is not taken; nothing where the chosen one is the best."""
+    if verdict.reason is Reason.COOLING_DOWN:
         return f", waits {dwell_left_seconds:.0f} s after the last change"
-    if reason is Reason.WITHIN_DEADBAND:
-        return ", not better by the threshold"
-    if reason is Reason.SWITCH_COST_TOO_HIGH:
+    if verdict.reason is Reason.SWITCH_COST_TOO_HIGH:
         return ", the switch would cost more than it saves"
+    if verdict.reason is Reason.WITHIN_DEADBAND and rival and rival.value_seconds < verdict.chosen.value_seconds:
+        return ", the other is not better by the threshold"
     return ""
