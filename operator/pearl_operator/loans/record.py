@@ -1,0 +1,177 @@
+"""The life of a GPULoan as pure functions from status to status; instants are seconds since the epoch.
+
+Idle → Offered → Granted → Waking → Serving → Draining → Asleep → CoolingDown → Idle; terminal Deregistered, Lost.
+The record follows what trainer and agents do; it decides nothing. One exception: the epoch, which is made and stored
+here before any agent hears of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pearl_api.loan import GPULoanStatus, LoanPhase, LoanSlot, PastLoan
+from pearl_api.wire.worker import WorkerPhase
+from pearl_operator.clock import from_rfc3339, to_rfc3339
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pearl_api.wire.loans import ReclaimedNotice
+    from pearl_api.wire.worker import WorkerState
+
+ACTIVE: Final = (LoanPhase.GRANTED, LoanPhase.WAKING, LoanPhase.SERVING)
+"""An engine may run."""
+RETURNING: Final = (LoanPhase.DRAINING, LoanPhase.ASLEEP, LoanPhase.COOLING_DOWN)
+TERMINAL: Final = (LoanPhase.DEREGISTERED, LoanPhase.LOST)
+_RESTING: Final = (WorkerPhase.COLD, WorkerPhase.ASLEEP, WorkerPhase.STOPPED)
+_COMING_UP: Final = (WorkerPhase.STARTING, WorkerPhase.WAKING)
+_KEPT: Final = 5
+
+
+def enrolled(status: GPULoanStatus, slots: Iterable[LoanSlot]) -> GPULoanStatus:
+    """Enrolled, perhaps once more after it had ended; epochs go on."""
+    phase = LoanPhase.IDLE if status.phase in TERMINAL else status.phase
+    return status.model_copy(update={"phase": phase, "slots": list(slots)})
+
+
+def offered(
+    status: GPULoanStatus, *, request_id: str, cap_seconds: float | None, reason: str, now: float
+) -> GPULoanStatus:
+    """The trainer offers its GPUs, and for `reason` it stays at that for now."""
+    since = status.offered_at if status.phase is LoanPhase.OFFERED else to_rfc3339(now)
+    return status.model_copy(
+        update={
+            "phase": LoanPhase.OFFERED,
+            "request_id": request_id,
+            "cap_seconds": cap_seconds,
+            "offered_at": since,
+            "reason": reason,
+        }
+    )
+
+
+def granting(status: GPULoanStatus, epoch: int, *, now: float) -> GPULoanStatus:
+    """A new epoch is about to be granted; to be stored first.
+
+    Raises:
+        ValueError: the epoch does not grow.
+    """
+    if epoch <= status.epoch:
+        raise ValueError(f"loan epoch {epoch} is not above {status.epoch}")
+    return status.model_copy(
+        update={
+            "phase": LoanPhase.GRANTED,
+            "epoch": epoch,
+            "granted_at": to_rfc3339(now),
+            "serving_at": None,
+            "reason": "Granted",
+        }
+    )
+
+
+def withdrawn(status: GPULoanStatus) -> GPULoanStatus:
+    """The trainer does not offer any more, and nothing was granted."""
+    return status.model_copy(update={"phase": LoanPhase.IDLE}) if status.phase is LoanPhase.OFFERED else status
+
+
+def observed(status: GPULoanStatus, states: Mapping[str, WorkerState | None], *, now: float) -> GPULoanStatus:
+    """What the agents say now, by pod name; None = no answer, which changes nothing."""
+    slots = [_slot(slot, states.get(slot.pod)) for slot in status.slots]
+    status = status.model_copy(update={"slots": slots})
+    known = [states.get(slot.pod) for slot in slots]
+    heard = [state for state in known if state is not None]
+    if not heard or len(heard) < len(known):
+        return status
+    if status.phase in ACTIVE:
+        return _observed_active(status, heard, now)
+    resting = all(_gave_up(state, status.epoch) and state.phase in _RESTING for state in heard)
+    if status.phase is LoanPhase.DRAINING and resting:
+        return status.model_copy(update={"phase": LoanPhase.ASLEEP})
+    return status
+
+
+def _slot(slot: LoanSlot, state: WorkerState | None) -> LoanSlot:
+    if state is None:
+        return slot
+    return slot.model_copy(update={"phase": state.phase.value, "uid": state.pod_uid or slot.uid})
+
+
+def _observed_active(status: GPULoanStatus, heard: list[WorkerState], now: float) -> GPULoanStatus:
+    if all(_gave_up(state, status.epoch) for state in heard):
+        # A reclaim or a lapsed lease of which this process was not told.
+        memory = [state.loan.memory_free for state in heard if state.loan is not None]
+        free = None if None in memory else all(memory)
+        return _ended(status, now=now, free=free).model_copy(update={"phase": LoanPhase.DRAINING})
+    if all(state.phase is WorkerPhase.READY for state in heard):
+        serving_at = status.serving_at or to_rfc3339(now)
+        return status.model_copy(update={"phase": LoanPhase.SERVING, "serving_at": serving_at})
+    if status.phase is LoanPhase.GRANTED and any(state.phase in _COMING_UP for state in heard):
+        return status.model_copy(update={"phase": LoanPhase.WAKING})
+    return status
+
+
+def _gave_up(state: WorkerState, epoch: int) -> bool:
+    """This agent holds no grant of `epoch`: fenced, lapsed, or restarted since."""
+    loan = state.loan
+    return loan is not None and not loan.granted and (loan.fenced or loan.epoch >= epoch)
+
+
+def reclaiming(status: GPULoanStatus, epoch: int, *, now: float) -> GPULoanStatus:
+    """The trainer has begun to take `epoch` back."""
+    if status.phase is LoanPhase.OFFERED:
+        return withdrawn(status)
+    if status.phase not in ACTIVE or epoch < status.epoch:
+        return status
+    return _ended(status, now=now, free=None).model_copy(update={"phase": LoanPhase.DRAINING})
+
+
+def reclaimed(status: GPULoanStatus, notice: ReclaimedNotice, *, now: float) -> GPULoanStatus:
+    """The trainer says how it ended; an older epoch's notice changes nothing."""
+    if notice.epoch < status.epoch or status.phase in TERMINAL:
+        return status
+    status = reclaiming(status, notice.epoch, now=now)
+    result = {"reclaim_seconds": notice.total_seconds, "free": notice.free, "killed": notice.killed}
+    history = list(status.history)
+    if history and history[-1].epoch == status.epoch:
+        history[-1] = history[-1].model_copy(update=result)
+    over = status.phase in (LoanPhase.DRAINING, LoanPhase.ASLEEP) and notice.free
+    phase = LoanPhase.COOLING_DOWN if over else status.phase
+    return status.model_copy(update={"history": history, "phase": phase})
+
+
+def _ended(status: GPULoanStatus, *, now: float, free: bool | None) -> GPULoanStatus:
+    offered_at, granted_at = from_rfc3339(status.offered_at), from_rfc3339(status.granted_at)
+    serving_at = from_rfc3339(status.serving_at)
+    past = PastLoan(
+        epoch=status.epoch,
+        granted_seconds=_between(offered_at, granted_at),
+        waking_seconds=_between(granted_at, serving_at),
+        serving_seconds=_between(serving_at, now),
+        free=free,
+    )
+    history = [*(item for item in status.history if item.epoch != status.epoch), past]
+    return status.model_copy(update={"history": history[-_KEPT:]})
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(max(end - start, 0.0), 3)
+
+
+def cooling(status: GPULoanStatus) -> GPULoanStatus:
+    """The borrowers rest: the cool-down begins."""
+    return status.model_copy(update={"phase": LoanPhase.COOLING_DOWN})
+
+
+def cooled(status: GPULoanStatus) -> GPULoanStatus:
+    """The cool-down is over."""
+    return status.model_copy(update={"phase": LoanPhase.IDLE})
+
+
+def deregistered(status: GPULoanStatus) -> GPULoanStatus:
+    """The trainer left, or the rollout is gone."""
+    return status.model_copy(update={"phase": LoanPhase.DEREGISTERED, "slots": []})
+
+
+def lost(status: GPULoanStatus) -> GPULoanStatus:
+    """The trainer pod ended without leaving."""
+    return status.model_copy(update={"phase": LoanPhase.LOST, "slots": []})

@@ -1,0 +1,121 @@
+"""The loan service: one object for the HTTP API and for the loops of the rollouts."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from pearl_api.loan import LoanPhase
+from pearl_operator.loans.enroller import Enroller
+from pearl_operator.loans.facts import to_planner_loans
+from pearl_operator.loans.follower import Follower
+from pearl_operator.loans.lender import Lender
+from pearl_operator.loans.problems import LoanReason
+from pearl_operator.loans.store import Store
+from pearl_operator.loans.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pearl_api.wire.loans import (
+        LendAnswer,
+        LendRequest,
+        LoanView,
+        ReclaimedNotice,
+        ReclaimingNotice,
+        RegisterAnswer,
+        RegisterRequest,
+    )
+    from pearl_operator.facts import LoanFact, RolloutFact
+    from pearl_operator.index import Index
+    from pearl_operator.ports import Agents, Clock, Keys, Kube, Resolver, RolloutKey
+    from pearl_operator.settings import Settings
+    from pearl_planner.types import AnswerLoan, Loan
+
+log = logging.getLogger("pearl.loans")
+
+
+class LoanService:
+    """Enrols, grants and records. See `World` for the arguments."""
+
+    def __init__(  # noqa: PLR0913 - one argument per port
+        self,
+        *,
+        kube: Kube,
+        index: Index,
+        agents: Agents,
+        keys: Keys,
+        clock: Clock,
+        resolver: Resolver,
+        settings: Settings,
+        wake: Callable[[RolloutKey], None],
+    ) -> None:
+        self._world = World(
+            store=Store(kube, index),
+            agents=agents,
+            keys=keys,
+            clock=clock,
+            resolver=resolver,
+            settings=settings,
+            wake=wake,
+        )
+        self._enroller = Enroller(self._world)
+        self._lender = Lender(self._world)
+        self._follower = Follower(self._world)
+
+    async def register(self, request: RegisterRequest, token: str) -> RegisterAnswer:
+        """Enrols the pod that the token is bound to; raises LoanProblem where it may not lend."""
+        return await self._enroller.register(request, token)
+
+    async def authorise(self, namespace: str, name: str, token: str) -> LoanFact:
+        """The loan whose token this is; raises LoanProblem where there is none or it is another's."""
+        return await self._enroller.authorise(namespace, name, token)
+
+    async def lend(self, loan: LoanFact, request: LendRequest) -> LendAnswer:
+        """Grants or refuses the offered GPUs; a repeated request is answered alike."""
+        return await self._lender.lend(loan, request)
+
+    async def reclaiming(self, loan: LoanFact, notice: ReclaimingNotice) -> LoanView:
+        """A reclaim began; an offer that still waits is over."""
+        memory = self._world.memory((loan.namespace, loan.name))
+        if memory.offer is not None:
+            memory.offer.decide(granted=False, reason=LoanReason.WITHDRAWN)
+        async with memory.lock:
+            return self._world.view(await self._follower.reclaiming(loan, notice))
+
+    async def reclaimed(self, loan: LoanFact, notice: ReclaimedNotice) -> LoanView:
+        """A reclaim ended."""
+        async with self._world.memory((loan.namespace, loan.name)).lock:
+            return self._world.view(await self._follower.reclaimed(loan, notice))
+
+    async def deregister(self, loan: LoanFact) -> LoanView:
+        """The trainer leaves: borrowers go, the record stays until the trainer pod goes."""
+        async with self._world.memory((loan.namespace, loan.name)).lock:
+            return self._world.view(await self._follower.end(loan, LoanPhase.DEREGISTERED))
+
+    def view(self, loan: LoanFact) -> LoanView:
+        """The loan as the trainer sees it; its agents are the borrower pods that exist."""
+        return self._world.view(self._world.fresh(loan))
+
+    def planner_loans(self, rollout: RolloutKey) -> tuple[Loan, ...]:
+        """The planner's facts of a rollout's loans, with the offers that wait for its answer."""
+        memories = self._world.memories.items()
+        waiting = {key: memory.offer.waiting for key, memory in memories if memory.offer is not None}
+        return to_planner_loans(self._world.store.index.loans_of(rollout), waiting)
+
+    async def answer(self, action: AnswerLoan, rollout: RolloutFact) -> None:
+        """Passes the planner's decision on to the offer that waits; a late one is dropped."""
+        memory = self._world.memories.get((action.namespace, action.loan))
+        offer = memory.offer if memory is not None else None
+        if offer is not None and offer.waiting.epoch == action.epoch:
+            offer.decide(granted=action.granted, reason=action.reason)
+        else:
+            log.info("nobody waits for this answer", extra={"rollout": str(rollout.key), "answer": repr(action)})
+
+    async def sync(self, rollout: RolloutFact) -> None:
+        """Records what agents do, makes missing borrowers, ends loans whose trainer ended; at every look."""
+        await self._follower.sync(rollout)
+
+    async def prune(self) -> None:
+        """Ends the loans of rollouts that are gone; call it now and then."""
+        await self._follower.prune()
