@@ -84,10 +84,6 @@ def from_json(kind: type[T], data: Any) -> T:
 
 
 def _decode(kind: Any, data: Any) -> Any:
-    if kind is Profile:
-        return Profile.from_dict(data)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _dataclass(kind, data)
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _union(parts, data)
@@ -95,6 +91,14 @@ def _decode(kind: Any, data: Any) -> Any:
         return _tuple(parts, data)
     if origin is dict:
         return {str(key): _decode(parts[1], item) for key, item in data.items()}
+    return _plain(kind, data)
+
+
+def _plain(kind: Any, data: Any) -> Any:
+    if kind is Profile:
+        return Profile.from_dict(data)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _dataclass(kind, data)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(data)
     return float(data) if kind is float and data is not None else data

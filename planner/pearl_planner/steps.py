@@ -249,6 +249,8 @@ def _flip(worker: Worker, role: Role, target: Target) -> SetRole:
 
 def _may_flip(scene: _Scene, worker: Worker, role: Role) -> bool:
     """Every stage it serves now is served by another that stays, or by itself under both roles."""
+    if is_live(worker) and _lagging(worker):
+        return False  # the gateway may still use its old role; one change at a time
     mine = scene.serving.get(worker.uid, frozenset())
     staying = scene.staying.values()
     return all(stage in STAGES[role] or scene.covered(stage, without=worker.uid, among=staying) for stage in mine)
