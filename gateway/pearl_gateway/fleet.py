@@ -37,6 +37,8 @@ class WorkerFacts:
     role_epoch: int
     activity: Activity
     ready: bool
+    borrowed: bool = False
+    """On a trainer's GPU: it keeps prefilled KV only for a short lease."""
 
 
 @dataclass(slots=True, eq=False)

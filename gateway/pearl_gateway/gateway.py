@@ -55,6 +55,7 @@ class Gateway:
         self.settings = settings
         self.clock = clock
         self.new_id = new_id
+        self.wall = wall
         self.started_at = clock()
         self.storage = storage
         self.membership_known = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,8 @@ from starlette.responses import Response
 from pearl_gateway.asgi import CLIENT_LEFT, EventStream, json_body, json_response, openai_error, while_connected
 from pearl_gateway.errors import GatewayError, bad_request
 from pearl_gateway.identity import read_identity
+from pearl_gateway.tokens_in import Rendered, TextSoFar, TokensIn, chat_so_far
+from pearl_gateway.tokens_out import TextStream, TokensOut, usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,6 +34,8 @@ class Inference:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._tokens_in = TokensIn(gateway.text)
+        self._tokens_out = TokensOut(gateway.text)
 
     async def generate(self, request: Request) -> Response:
         """Token ids in, token ids out."""
@@ -42,55 +48,153 @@ class Inference:
         prompt = body.get("token_ids")
         if not isinstance(prompt, list) or not all(isinstance(one, int) for one in prompt):
             raise bad_request("token_ids must be a list of token ids")
-        turn = self._open(identity, prompt, sampling, body)
+        extra = {name: body[name] for name in _PASSED_ON if body.get(name) is not None}
+        turn = self._open(identity, Rendered(prompt, sampling, extra))
+        with_logprobs = sampling.get("logprobs") is not None
         if body.get("stream"):
-            return EventStream(self._token_events(turn, with_logprobs=sampling.get("logprobs") is not None))
+            return EventStream(self._token_events(turn, with_logprobs=with_logprobs))
         done = await while_connected(request, self._gateway.sessions.answer(turn))
-        if done is None:
-            return Response(status_code=CLIENT_LEFT)
-        return json_response(token_answer(turn, with_logprobs=sampling.get("logprobs") is not None))
+        return _left() if done is None else json_response(token_answer(turn, with_logprobs=with_logprobs))
 
     async def completions(self, request: Request) -> Response:
         """OpenAI completions."""
-        raise bad_request("not yet")
+        body, identity = await self._openai_body(request)
+        answer = await while_connected(request, self._completions(body, identity))
+        return _left() if answer is None else answer
+
+    async def _completions(self, body: dict[str, Any], identity: Identity) -> Response:
+        known = self._known(identity)
+        rendered = await self._tokens_in.completion(body, known)
+        turns = self._open_all(identity, rendered, _samples(body))
+        if body.get("stream"):
+            return EventStream(self._text_events(body, turns, chat=False))
+        await self._answers(turns)
+        choices = [await self._tokens_out.completion_choice(body, turn, at) for at, turn in enumerate(turns)]
+        self._remember_text(identity, body.get("prompt"), choices[0]["text"])
+        return json_response(self._envelope(turns, "text_completion", choices) | {"usage": usage(turns)})
 
     async def chat(self, request: Request) -> Response:
         """OpenAI chat completions."""
-        raise bad_request("not yet")
+        body, identity = await self._openai_body(request)
+        answer = await while_connected(request, self._chat(body, identity))
+        return _left() if answer is None else answer
 
-    def _open(self, identity: Identity, prompt: list[int], sampling: dict[str, Any], body: dict[str, Any]) -> Turn:
-        extra = {name: body[name] for name in _PASSED_ON if body.get(name) is not None}
+    async def _chat(self, body: dict[str, Any], identity: Identity) -> Response:
+        rendered = await self._tokens_in.chat(body, self._known(identity))
+        turns = self._open_all(identity, [rendered], _samples(body))
+        if body.get("stream"):
+            return EventStream(self._text_events(body, turns, chat=True))
+        await self._answers(turns)
+        choices = [await self._tokens_out.chat_choice(body, turn, at) for at, turn in enumerate(turns)]
+        self._remember_chat(identity, body, choices[0]["message"])
+        return json_response(self._envelope(turns, "chat.completion", choices) | {"usage": usage(turns)})
+
+    async def _openai_body(self, request: Request) -> tuple[dict[str, Any], Identity]:
+        body = await json_body(request)
+        identity = read_identity(request.headers, body)
+        self._check_model(body)
+        return body, identity
+
+    def _known(self, identity: Identity) -> Any:
+        return self._gateway.sessions.live.get(identity.trajectory) if identity.trajectory else None
+
+    def _open_all(self, identity: Identity, rendered: list[Rendered], samples: int) -> list[Turn]:
+        if identity.trajectory is not None and len(rendered) * samples != 1:
+            raise bad_request("a trajectory takes one prompt and n = 1 per turn: use one trajectory per sample")
+        return [self._open(identity, one) for one in rendered for _ in range(samples)]
+
+    def _open(self, identity: Identity, rendered: Rendered) -> Turn:
         sessions = self._gateway.sessions
         trajectory = sessions.obtain(identity)
         try:
-            return sessions.open_turn(trajectory, identity, prompt, sampling, extra)
+            return sessions.open_turn(trajectory, identity, rendered.prompt, rendered.sampling, rendered.extra)
         except GatewayError:
             sessions.drop_if_unused(trajectory)
             raise
+
+    async def _answers(self, turns: list[Turn]) -> None:
+        sessions = self._gateway.sessions
+        if len(turns) == 1:
+            await sessions.answer(turns[0])
+            return
+        await asyncio.gather(*(sessions.answer(turn) for turn in turns))
 
     def _check_model(self, body: dict[str, Any]) -> None:
         wanted, served = body.get("model"), self._gateway.settings.model
         if served is not None and wanted not in (None, "", served):
             raise GatewayError(
-                HTTPStatus.NOT_FOUND, "ModelUnknown", f"model {wanted!r} is not served here; this rollout serves {served!r}"
+                HTTPStatus.NOT_FOUND,
+                "ModelUnknown",
+                f"model {wanted!r} is not served here; this rollout serves {served!r}",
             )
 
+    def _remember_text(self, identity: Identity, prompt: Any, answer: str) -> None:
+        trajectory = self._known(identity)
+        if trajectory is not None:
+            trajectory.chat = TextSoFar(prompt + answer) if isinstance(prompt, str) else None
+
+    def _remember_chat(self, identity: Identity, body: dict[str, Any], message: dict[str, Any]) -> None:
+        trajectory = self._known(identity)
+        if trajectory is not None:
+            trajectory.chat = chat_so_far(body, message)
+
+    def _envelope(self, turns: list[Turn], kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": request_id(turns[0]),
+            "object": kind,
+            "created": int(self._gateway.wall()),
+            "model": self._gateway.settings.model or self._gateway.settings.rollout,
+            "choices": choices,
+        }
+
+    async def _text_events(self, body: dict[str, Any], turns: list[Turn], *, chat: bool) -> AsyncIterator[bytes]:
+        if len(turns) != 1:
+            raise bad_request("streaming takes one prompt and n = 1: send one request per sample")
+        (turn,) = turns
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        stream = TextStream(self._gateway.text, body, turn, chat=chat)
+        said = _Said()
+        try:
+            async with aclosing(self.follow(turn)) as ranges:
+                async for start, end in ranges:
+                    if turn.error is not None:
+                        raise turn.error
+                    choice = await stream.push(start, end, last=turn.settled and end == len(turn.token_ids))
+                    said.add(choice)
+                    yield _event(self._envelope(turns, kind, [choice]))
+        except GatewayError as error:
+            yield _event(openai_error(error))
+            return
+        self._remember_stream(turn, body, said, chat=chat)
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield _event(self._envelope(turns, kind, []) | {"usage": usage(turns)})
+
+    def _remember_stream(self, turn: Turn, body: dict[str, Any], said: _Said, *, chat: bool) -> None:
+        trajectory = self._gateway.sessions.live.get(turn.trajectory)
+        if trajectory is None:
+            return
+        if chat:
+            trajectory.chat = chat_so_far(body, said.message())
+        elif isinstance(body.get("prompt"), str):
+            trajectory.chat = TextSoFar(body["prompt"] + said.text)
+
     async def _token_events(self, turn: Turn, *, with_logprobs: bool) -> AsyncIterator[bytes]:
-        async for start, end in self.follow(turn):
-            choice: dict[str, Any] = {
-                "index": 0,
-                "token_ids": turn.token_ids[start:end],
-                "finish_reason": None,
-                "stop_reason": None,
-                "logprobs": {"content": turn.entries[start:end]} if with_logprobs else None,
-            }
-            if turn.settled and end == len(turn.token_ids):
+        async with aclosing(self.follow(turn)) as ranges:
+            async for start, end in ranges:
+                choice: dict[str, Any] = {
+                    "index": 0,
+                    "token_ids": turn.token_ids[start:end],
+                    "finish_reason": None,
+                    "stop_reason": None,
+                    "logprobs": {"content": turn.entries[start:end]} if with_logprobs else None,
+                }
                 if turn.error is not None:
-                    yield json.dumps(openai_error(turn.error)).encode()
+                    yield _event(openai_error(turn.error))
                     return
-                choice.update(finish_reason=turn.finish_reason, stop_reason=turn.stop_reason)
-                choice["weight_versions"] = weight_versions(turn)
-            yield json.dumps({"request_id": request_id(turn), "choices": [choice]}, separators=(",", ":")).encode()
+                if turn.settled and end == len(turn.token_ids):
+                    choice.update(finish_reason=turn.finish_reason, stop_reason=turn.stop_reason)
+                    choice["weight_versions"] = weight_versions(turn)
+                yield _event({"request_id": request_id(turn), "choices": [choice]})
 
     async def follow(self, turn: Turn) -> AsyncIterator[tuple[int, int]]:
         """Ranges of new tokens as they come; the last one may be empty and comes when the turn is settled."""
@@ -107,6 +211,44 @@ class Inference:
                     await turn.wait()
 
 
+class _Said:
+    """The assistant's message, put together from streamed choices."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._calls: dict[int, dict[str, str]] = {}
+
+    def add(self, choice: dict[str, Any]) -> None:
+        """One streamed choice."""
+        delta = choice.get("delta") or {}
+        self.text += choice.get("text") or delta.get("content") or ""
+        for call in delta.get("tool_calls") or []:
+            known = self._calls.setdefault(call.get("index", 0), {"name": "", "arguments": ""})
+            function = call.get("function") or {}
+            known["name"] += function.get("name") or ""
+            known["arguments"] += function.get("arguments") or ""
+
+    def message(self) -> dict[str, Any]:
+        """As an assistant message."""
+        calls = [{"function": call} for _, call in sorted(self._calls.items())]
+        return {"role": "assistant", "content": self.text, "tool_calls": calls}
+
+
+def _samples(body: dict[str, Any]) -> int:
+    samples = body.get("n", 1)
+    if not isinstance(samples, int) or samples < 1:
+        raise bad_request(f"n: {samples!r} must be a whole number from 1")
+    return samples
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def _left() -> Response:
+    return Response(status_code=CLIENT_LEFT)
+
+
 def request_id(turn: Turn) -> str:
     """The id of an answer."""
     return f"{turn.trajectory}/{turn.number}/{turn.attempt}"
@@ -120,14 +262,9 @@ def weight_versions(turn: Turn) -> list[dict[str, Any]]:
 
 def token_answer(turn: Turn, *, with_logprobs: bool) -> dict[str, Any]:
     """The whole answer in the shape of the engine's own token path, with versions as numbers."""
-    prompt, generated = len(turn.prompt), len(turn.token_ids)
     return {
         "request_id": request_id(turn),
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": generated,
-            "total_tokens": prompt + generated,
-        },
+        "usage": usage([turn]),
         "output_mode": "tokens",
         "choices": [
             {

@@ -19,11 +19,13 @@ from pearl_api.names import (
     LABEL_ROLE_EPOCH,
     LABEL_ROLLOUT,
     LABEL_ROLLOUT_NAMESPACE,
+    LABEL_ZONE,
     PORT_AGENT,
     PORT_ENGINE,
     VERSION,
     Activity,
     Role,
+    Zone,
 )
 from pearl_gateway.fleet import Fleet, WorkerFacts
 
@@ -50,8 +52,8 @@ class Membership(Protocol):
 class FileMembership:
     """Workers from a JSON file, looked at again whenever it changes.
 
-    The file is a list of objects with `url` and optionally `pod`, `uid`, `agentUrl`, `role`, `roleEpoch`, `activity`
-    and `ready`; what is missing means a colocated, active, ready worker.
+    The file is a list of objects with `url` and optionally `pod`, `uid`, `agentUrl`, `role`, `roleEpoch`, `activity`,
+    `ready` and `borrowed`; what is missing means a colocated, active, ready worker.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,6 +97,7 @@ def _from_entry(index: int, entry: Mapping[str, Any]) -> WorkerFacts:
         role_epoch=int(entry.get("roleEpoch", 0)),
         activity=Activity(entry.get("activity", Activity.ACTIVE)),
         ready=bool(entry.get("ready", True)),
+        borrowed=bool(entry.get("borrowed", False)),
     )
 
 
@@ -210,6 +213,7 @@ def pod_facts(pod: Mapping[str, Any]) -> WorkerFacts:
         role_epoch=int(labels.get(LABEL_ROLE_EPOCH, "0")),
         activity=activity,
         ready=ready,
+        borrowed=labels.get(LABEL_ZONE) == Zone.BORROWED,
     )
 
 

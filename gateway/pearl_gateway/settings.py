@@ -10,9 +10,10 @@
 | PEARL_MODEL                  | served model name; unset: whatever the client writes is passed on    | unset |
 | PEARL_MAX_MODEL_LEN          | longest context in tokens                                            | 32768 |
 | PEARL_STORAGE                | directory of the export, the batch log and the profile               | /var/lib/pearl |
-| PEARL_KV_LEASE_SECONDS       | how long a prefill worker keeps KV for the decode worker             | 30 |
-| PEARL_KV_AGE_LIMIT_SECONDS   | oldest KV that is still sent to a decode worker                      | 60 % of the lease |
-| PEARL_HANDOFF_SECONDS        | deadline from decode request to its first token                      | 10 |
+| PEARL_KV_LEASE_SECONDS       | how long a prefill worker keeps KV; must be what the workers have    | 10 |
+| PEARL_BORROWED_KV_LEASE_SECONDS | the same of borrowed workers                                      | 3 |
+| PEARL_KV_AGE_LIMIT_PERCENT   | share of the lease after which KV is not sent to a decode worker any more | 60 |
+| PEARL_HANDOFF_SECONDS        | deadline from decode request to its first token; never past 90 % of the lease | 10 |
 | PEARL_PREFILL_SECONDS        | deadline of the prefill half                                         | 120 |
 | PEARL_STALL_SECONDS          | longest silence of a generating engine                               | 120 |
 | PEARL_QUEUE_SECONDS          | longest wait of an admitted turn for a worker                        | 600 |
@@ -30,7 +31,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_AGE_LIMIT_SHARE = 0.6
+_LEASE_MARGIN = 0.9
+"""Share of the lease within which the first token must have come: the KV was certainly fetched in time then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,9 @@ class Tokens:
 class Limits:
     """Deadlines and bounds of turns, in seconds unless named otherwise."""
 
-    kv_lease: float = 30.0
-    kv_age_limit: float = 18.0
+    kv_lease: float = 10.0
+    borrowed_kv_lease: float = 3.0
+    kv_age_share: float = 0.6
     handoff: float = 10.0
     prefill: float = 120.0
     stall: float = 120.0
@@ -58,11 +61,22 @@ class Limits:
     max_model_len: int = 32768
 
     def __post_init__(self) -> None:
-        if not 0 < self.kv_age_limit < self.kv_lease:
+        if not 0 < self.kv_age_share < _LEASE_MARGIN:
             raise ValueError(
-                f"PEARL_KV_AGE_LIMIT_SECONDS={self.kv_age_limit} must be above 0 and below "
-                f"PEARL_KV_LEASE_SECONDS={self.kv_lease}: an expired lease yields wrong tokens"
+                f"PEARL_KV_AGE_LIMIT_PERCENT={100 * self.kv_age_share:g} must be above 0 and below "
+                f"{100 * _LEASE_MARGIN:g}: an expired lease yields wrong tokens"
             )
+
+    def lease(self, *, borrowed: bool) -> float:
+        """How long a prefill worker keeps KV for others."""
+        return self.borrowed_kv_lease if borrowed else self.kv_lease
+
+    def fetch_by(self, *, borrowed: bool, age: float) -> float:
+        """Seconds until the first token of a hand-off must be there, for KV of this age.
+
+        Later than that the lease may have ended before the KV was fetched, and the tokens could be wrong.
+        """
+        return min(self.handoff, _LEASE_MARGIN * self.lease(borrowed=borrowed) - age)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +126,10 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 
 
 def _read_limits(environment: Mapping[str, str]) -> Limits:
-    lease = _number(environment, "PEARL_KV_LEASE_SECONDS", 30)
     return Limits(
-        kv_lease=lease,
-        kv_age_limit=_number(environment, "PEARL_KV_AGE_LIMIT_SECONDS", _AGE_LIMIT_SHARE * lease),
+        kv_lease=_number(environment, "PEARL_KV_LEASE_SECONDS", 10),
+        borrowed_kv_lease=_number(environment, "PEARL_BORROWED_KV_LEASE_SECONDS", 3),
+        kv_age_share=_number(environment, "PEARL_KV_AGE_LIMIT_PERCENT", 60) / 100,
         handoff=_number(environment, "PEARL_HANDOFF_SECONDS", 10),
         prefill=_number(environment, "PEARL_PREFILL_SECONDS", 120),
         stall=_number(environment, "PEARL_STALL_SECONDS", 120),

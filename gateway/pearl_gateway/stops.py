@@ -98,9 +98,9 @@ class StopCutter:
         self._held = joined[len(joined) - keep :] if keep else ""
         return joined[: len(joined) - keep]
 
-    def end(self, stop_reason: int | str | None) -> str:
-        """What is left to show, cut where the answer stopped."""
-        return cut_at_stop(self._held, stop_reason, include=self._include)
+    def end(self, text: str, stop_reason: int | str | None) -> str:
+        """What is left to show with the last piece of text, cut where the answer stopped."""
+        return cut_at_stop(self._held + text, stop_reason, include=self._include)
 
 
 def cut_at_stop(text: str, stop_reason: int | str | None, *, include: bool = False, start: int = 0) -> str:

@@ -62,14 +62,23 @@ class TextService:
 
     async def remembered(self, key: str, path: str, body: Any) -> Any:
         """`call`, or its former answer under `key`."""
+        answer = self.recall(key)
+        if answer is None:
+            answer = await self.call(path, body)
+            self.remember(key, answer)
+        return answer
+
+    def recall(self, key: str) -> Any:
+        """What is remembered under `key`, None if nothing is."""
         if key in self._memory:
             self._memory.move_to_end(key)
-            return self._memory[key]
-        answer = await self.call(path, body)
-        self._memory[key] = answer
+        return self._memory.get(key)
+
+    def remember(self, key: str, value: Any) -> None:
+        """Keep a small value; the least used one is forgotten when there are many."""
+        self._memory[key] = value
         if len(self._memory) > _REMEMBERED:
             self._memory.popitem(last=False)
-        return answer
 
     async def decode(self, prompt_tail: list[int], token_ids: list[int]) -> str:
         """Text of generated tokens that follow `prompt_tail`, special tokens left out."""

@@ -177,16 +177,15 @@ class Runner:
         uncached = prompt_tokens - (trajectory.cached_tokens if trajectory.home == worker.facts.uid else 0)
         # The decode slot is taken before the prefill starts, so that its KV does not wait for one.
         with self._fleet.busy(worker, 0 if draft.prefill else max(uncached, 0), draft.lose) as busy:
-            first_seconds = self._limits.stall
             if draft.prefill is not None:
-                first_seconds = await self._hand_off(body, draft.prefill, draft)
+                await self._hand_off(body, draft.prefill, draft)
             self._tally.prefilled_tokens += max(uncached, 0)
             self._remember(trajectory, draft)
-            await self._stream(draft, body, busy, first_seconds)
+            await self._stream(draft, body, busy)
             trajectory.cached_tokens = prompt_tokens + len(turn.token_ids) - draft.start
 
-    async def _hand_off(self, body: dict[str, Any], prefill: Worker, draft: _Draft) -> float:
-        """Prefill elsewhere and put the KV's address into `body`; returns the deadline for the first token.
+    async def _hand_off(self, body: dict[str, Any], prefill: Worker, draft: _Draft) -> None:
+        """Prefill elsewhere and put the KV's address into `body`.
 
         Raises:
             EngineError: the prefill worker failed.
@@ -213,19 +212,17 @@ class Runner:
             # The prefill is as good as any; the decode worker computes the prompt under its own weights.
             self._tally.handoff_failures += 1
             draft.prefill = None
-            return self._limits.stall
+            return
         draft.kv_version = done.version
         body["kv_transfer_params"] = done.kv_transfer_params
-        return min(self._limits.handoff, self._limits.kv_lease - self._limits.kv_age_limit)
 
     async def _stream(
         self,
         draft: _Draft,
         body: dict[str, Any],
         busy: Busy,
-        first_seconds: float,
     ) -> None:
-        turn, worker = draft.turn, draft.worker
+        turn, worker, first_seconds = draft.turn, draft.worker, self._limits.stall
         if worker.facts.url is None:
             raise EngineUnreachable("the worker has no address any more")
         stops = self._stop_watch(turn) if draft.start and turn.sampling.get("stop") else None
@@ -233,9 +230,12 @@ class Runner:
             # From the first resume on, stop strings may cross the seam: they are found in the joined text instead.
             body["sampling_params"] = {**body["sampling_params"], "stop": []}
             await stops.begin()
-        if draft.kv_too_old(self._clock(), self._limits.kv_age_limit):
-            self._tally.handoff_failures += 1
-            raise _HandoffFailed
+        if draft.prefill is not None and draft.handed_at is not None:
+            borrowed, age = draft.prefill.facts.borrowed, self._clock() - draft.handed_at
+            if age > self._limits.kv_age_share * self._limits.lease(borrowed=borrowed):
+                self._tally.handoff_failures += 1
+                raise _HandoffFailed
+            first_seconds = self._limits.fetch_by(borrowed=borrowed, age=age)
         chunks = self._engine.generate(
             worker.facts.url,
             body,
@@ -351,10 +351,6 @@ class _Draft:
         self.lost = True
         for close in self.closers:
             close()
-
-    def kv_too_old(self, now: float, limit_seconds: float) -> bool:
-        """Whether the prefilled KV's lease may end before it is fetched: the engine would use whatever lies there."""
-        return self.prefill is not None and self.handed_at is not None and now - self.handed_at > limit_seconds
 
     def add(self, chunk: Chunk) -> None:
         """Tokens arrived."""

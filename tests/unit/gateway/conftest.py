@@ -85,7 +85,7 @@ class FakeEngine:
         app.router.add_post("/v1/completions/derender", self.derender)
         app.router.add_post("/v1/chat/completions/derender", self.derender)
         app.router.add_get("/health", self.health)
-        self.runner = web.AppRunner(app, shutdown_timeout=0.0)
+        self.runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", port)
         await site.start()
@@ -219,8 +219,11 @@ class FakeEngine:
             out["delta"] = {"content": text}
         else:
             out["message"] = {"role": "assistant", "content": text}
-        answer: Any = {"id": "x", "choices": [out]}
-        return web.json_response([answer, {"n": 1}] if body.get("stream") else answer)
+        answer = {"id": "x", "choices": [out]}
+        if body.get("stream"):
+            assert body["stream_state"] in (None, {"carried": True})
+            return web.json_response({"chunk": answer, "stream_state": {"carried": True}})
+        return web.json_response(answer)
 
 
 class Bench:

@@ -1,0 +1,210 @@
+"""OpenAI requests to token ids. The log's ids are kept verbatim; only what is new is rendered.
+
+Re-tokenising history changes ids (wrong logprobs for training) and breaks the prefix cache, so a request that
+continues what was said is rendered from its continuation alone:
+
+- text: the new prompt starts with the old prompt and answer; the rest is tokenised.
+- chat: the messages start with the old ones and the answer; the template's text between the generated ids and the
+  new messages is found by rendering short conversations that differ only in what is asked for.
+
+Where that does not fit, everything is rendered, and the log notices whether the prefix is broken.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pearl_gateway.errors import bad_request
+
+if TYPE_CHECKING:
+    from pearl_gateway.text import TextService
+    from pearl_gateway.trajectory import Trajectory
+
+_NOT_SAMPLING = ("prompt", "messages", "stream", "stream_options", "n", "user", "return_token_ids", "request_id")
+_UNSUPPORTED = ("echo", "suffix", "best_of", "prompt_logprobs", "use_beam_search", "prompt_embeds")
+_PASSED_ON = ("cache_salt", "priority", "reasoning_ended", "reasoning_parser_kwargs", "features")
+_SHAPES_PROMPT = ("tools", "tool_choice", "chat_template", "chat_template_kwargs", "documents", "add_special_tokens")
+_ASKER = {"role": "user", "content": "."}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """One prompt as the engine wants it."""
+
+    prompt: list[int]
+    sampling: dict[str, Any]
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSoFar:
+    """Prompt and answer of the last text turn, as the client knows them."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSoFar:
+    """Messages up to and with the last answer, and what else shaped their rendering."""
+
+    messages: tuple[str, ...]
+    shape: str
+
+
+class TokensIn:
+    """Renders requests by the engines' own render endpoints."""
+
+    def __init__(self, text: TextService) -> None:
+        self._text = text
+
+    async def completion(self, body: dict[str, Any], trajectory: Trajectory | None) -> list[Rendered]:
+        """The prompts of a completion request; with a trajectory there is exactly one.
+
+        Raises:
+            GatewayError: a field is not supported, or the prompt is of no known kind.
+            EngineRefused: the engine does not accept the request.
+        """
+        _refuse_unsupported(body)
+        params = {name: value for name, value in body.items() if name not in _NOT_SAMPLING}
+        sampling = await self._completion_sampling(params)
+        prompts = [await self._prompt_ids(one, params, trajectory) for one in _prompts(body.get("prompt"))]
+        return [Rendered(prompt, dict(sampling[0]), dict(sampling[1])) for prompt in prompts]
+
+    async def _completion_sampling(self, params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        key = "completion " + json.dumps(params, sort_keys=True)
+        (rendered,) = await self._text.remembered(key, "/v1/completions/render", {**params, "prompt": [0]})
+        return rendered["sampling_params"], _extra(rendered)
+
+    async def _prompt_ids(
+        self, prompt: str | list[int], params: dict[str, Any], trajectory: Trajectory | None
+    ) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        so_far = trajectory.chat if trajectory is not None else None
+        plain = {name: params[name] for name in ("model", "add_special_tokens") if name in params}
+        if trajectory is not None and isinstance(so_far, TextSoFar) and prompt.startswith(so_far.text):
+            rest = prompt[len(so_far.text) :]
+            return [*trajectory.context, *(await self._tokenize(rest, {**plain, "add_special_tokens": False}))]
+        return await self._tokenize(prompt, plain)
+
+    async def _tokenize(self, text: str, params: dict[str, Any]) -> list[int]:
+        if not text:
+            return []
+        (rendered,) = await self._text.call("/v1/completions/render", {**params, "prompt": text, "max_tokens": 1})
+        ids: list[int] = rendered["token_ids"]
+        return ids
+
+    async def chat(self, body: dict[str, Any], trajectory: Trajectory | None) -> Rendered:
+        """The prompt of a chat request.
+
+        Raises:
+            GatewayError: a field is not supported.
+            EngineRefused: the engine does not accept the request.
+        """
+        _refuse_unsupported(body)
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+            raise bad_request("messages must be a list of at least one message object")
+        request = {name: value for name, value in body.items() if name not in ("stream", "stream_options", "n")}
+        so_far = trajectory.chat if trajectory is not None else None
+        rendered = prompt = None
+        if trajectory is not None and isinstance(so_far, ChatSoFar) and extends_chat(so_far, body):
+            rendered, delta = await self._continuation(request, messages, len(so_far.messages))
+            if delta is not None:
+                prompt = trajectory.context + await self._joint(request, trajectory.context) + delta
+        if rendered is None or prompt is None:
+            rendered = await self._text.call("/v1/chat/completions/render", request)
+            prompt = rendered["token_ids"]
+        sampling = rendered["sampling_params"]
+        if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
+            # The engine filled in what fits beside the prompt that it saw; that may have been a part only.
+            sampling.pop("max_tokens", None)
+        return Rendered(prompt, sampling, _extra(rendered))
+
+    async def _continuation(
+        self, request: dict[str, Any], messages: list[dict[str, Any]], known: int
+    ) -> tuple[dict[str, Any] | None, list[int] | None]:
+        """The rendered request of the new messages alone, and their ids with the generation prompt."""
+        if known >= len(messages):
+            return None, None
+        base = [_ASKER, messages[known - 1]]
+        before = await self._render(request, base, generation_prompt=False)
+        rendered = await self._text.call("/v1/chat/completions/render", {**request, "messages": base + messages[known:]})
+        ids: list[int] = rendered["token_ids"]
+        if ids[: len(before)] != before:
+            return None, None
+        return rendered, ids[len(before) :]
+
+    async def _joint(self, request: dict[str, Any], context: list[int]) -> list[int]:
+        """What the template puts after an answer and the model did not generate itself."""
+        key = "closing " + json.dumps({name: request.get(name) for name in ("model", *_SHAPES_PROMPT)}, sort_keys=True)
+        closing = self._text.recall(key)
+        if closing is None:
+            opened = await self._render(request, [_ASKER], generation_prompt=True)
+            closed = await self._render(request, [_ASKER, {"role": "assistant", "content": ""}], generation_prompt=False)
+            closing = closed[len(opened) :] if closed[: len(opened)] == opened else []
+            self._text.remember(key, closing)
+        ends = bool(closing) and context[-1:] == closing[:1]
+        return list(closing[1:] if ends else closing)
+
+    async def _render(
+        self, request: dict[str, Any], messages: list[dict[str, Any]], *, generation_prompt: bool
+    ) -> list[int]:
+        body = {**request, "messages": messages, "add_generation_prompt": generation_prompt}
+        ids: list[int] = (await self._text.call("/v1/chat/completions/render", body))["token_ids"]
+        return ids
+
+
+def extends_chat(so_far: ChatSoFar, body: dict[str, Any]) -> bool:
+    """Whether a request goes on from what was said, with the same tools and template."""
+    messages = body["messages"]
+    known = len(so_far.messages)
+    said = tuple(canonical(message) for message in messages[:known])
+    return len(messages) > known and said == so_far.messages and shape(body) == so_far.shape
+
+
+def chat_so_far(body: dict[str, Any], answer: dict[str, Any]) -> ChatSoFar:
+    """What to remember after `answer` (an assistant message) to the request `body`."""
+    return ChatSoFar(tuple(canonical(one) for one in (*body["messages"], answer)), shape(body))
+
+
+def canonical(message: dict[str, Any]) -> str:
+    """A message without what clients add, drop or fill with defaults."""
+    calls = [
+        [call.get("function", {}).get("name"), call.get("function", {}).get("arguments")]
+        for call in message.get("tool_calls") or []
+    ]
+    said = [message.get("role"), message.get("content") or "", calls, message.get("tool_call_id") or ""]
+    return json.dumps(said, sort_keys=True)
+
+
+def shape(body: dict[str, Any]) -> str:
+    """Everything beside the messages that the template sees."""
+    return json.dumps([body.get(name) for name in _SHAPES_PROMPT], sort_keys=True)
+
+
+def _prompts(prompt: Any) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(one, int) for one in prompt):
+            return [prompt]
+        if all(isinstance(one, str) for one in prompt):
+            return list(prompt)
+        if all(isinstance(one, list) and one and all(isinstance(i, int) for i in one) for one in prompt):
+            return list(prompt)
+    raise bad_request("prompt must be a text, a list of token ids, or a list of these, and not empty")
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    for name in _UNSUPPORTED:
+        if body.get(name) not in (None, False, 0, 1, ""):
+            raise bad_request(f"{name} is not supported by the gateway: leave it out")
+    if body.get("echo"):
+        raise bad_request("echo is not supported by the gateway: leave it out")
+
+
+def _extra(rendered: dict[str, Any]) -> dict[str, Any]:
+    return {name: rendered[name] for name in _PASSED_ON if rendered.get(name)}

@@ -1,0 +1,121 @@
+"""Completions and chat become token ids and come back as text; history is never tokenised anew."""
+
+import json
+
+TRAJECTORY = {"X-Pearl-Trajectory": "t1"}
+
+
+def events(response):
+    assert response.status_code == 200, response.text
+    lines = response.text.strip().split("\n\n")
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+async def complete(bench, prompt, headers=None, **more):
+    body = {"prompt": prompt, "max_tokens": 6, "temperature": 0.0, **more}
+    return await bench.client.post("/v1/completions", json=body, headers=headers or {})
+
+
+async def chat(bench, messages, headers=None, **more):
+    body = {"messages": messages, "max_tokens": 6, "temperature": 0.0, **more}
+    return await bench.client.post("/v1/chat/completions", json=body, headers=headers or {})
+
+
+async def test_completion_is_the_text_of_the_engines_tokens(bench):
+    await bench.engine()
+    answer = (await complete(bench, "hello")).json()
+    prompt = [ord(one) for one in "hello"]
+    assert answer["choices"][0]["text"] == bench.text_of(bench.continuation(prompt, 6))
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+
+
+async def test_text_that_continues_a_trajectory_keeps_the_logged_ids(bench):
+    await bench.engine()
+    first = (await complete(bench, "hello", TRAJECTORY)).json()["choices"][0]["text"]
+    await complete(bench, "hello" + first + " more", TRAJECTORY)
+    export = await bench.export("t1")
+    prompt = [ord(one) for one in "hello"]
+    head = prompt + bench.continuation(prompt, 6)
+    assert export["tokenIds"][:16] == head + [ord(one) for one in " more"]
+    assert [one["reason"] for one in export["segments"]] == ["complete", "complete"]
+
+
+async def test_several_samples_become_several_requests(bench):
+    engine = await bench.engine()
+    answer = (await complete(bench, ["ab", "cd"], n=2)).json()
+    assert [one["index"] for one in answer["choices"]] == [0, 1, 2, 3]
+    texts = [bench.text_of(bench.continuation([ord(one) for one in prompt], 6)) for prompt in ("ab", "ab", "cd", "cd")]
+    assert [one["text"] for one in answer["choices"]] == texts
+    assert len(engine.requests) == 4
+
+
+async def test_stop_string_is_not_in_the_text(bench):
+    await bench.engine()
+    prompt = [ord(one) for one in "hello"]
+    text = bench.text_of(bench.continuation(prompt, 20))
+    choice = (await complete(bench, "hello", stop=[text[4:6]], max_tokens=20)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text[:4], "stop", text[4:6])
+
+
+async def test_streamed_text_equals_the_whole_one_and_holds_stop_strings_back(bench):
+    await bench.engine()
+    prompt = [ord(one) for one in "hello"]
+    text = bench.text_of(bench.continuation(prompt, 20))
+    found = events(await complete(bench, "hello", stop=[text[4:7]], max_tokens=20, stream=True))
+    assert "".join(one["choices"][0]["text"] for one in found) == text[:4]
+    assert found[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_chat_continues_with_the_generated_ids_and_renders_only_what_is_new(bench):
+    engine = await bench.engine()
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+    answer = (await chat(bench, messages, TRAJECTORY)).json()["choices"][0]["message"]
+    messages += [{**answer, "refusal": None}, {"role": "user", "content": "go"}]
+    await chat(bench, messages, TRAJECTORY)
+    prompt = bench.render_chat(messages[:2], add_generation_prompt=True)
+    generated = bench.continuation(prompt, 6)
+    # The answer was cut by its length, so the template's end of message follows the generated ids.
+    expected = [*prompt, *generated, 2, 10, *bench.render_chat([messages[3]], add_generation_prompt=True)]
+    assert engine.requests[-1]["token_ids"] == expected
+    assert (await bench.stats())["counters"]["prefixBroken"] == 0
+
+
+async def test_chat_that_edits_history_is_rendered_whole_and_counted(bench):
+    engine = await bench.engine()
+    messages = [{"role": "user", "content": "hi"}]
+    await chat(bench, messages, TRAJECTORY)
+    edited = [*messages, {"role": "assistant", "content": "I never said that"}, {"role": "user", "content": "go"}]
+    await chat(bench, edited, TRAJECTORY)
+    assert engine.requests[-1]["token_ids"] == bench.render_chat(edited, add_generation_prompt=True)
+    assert (await bench.stats())["counters"]["prefixBroken"] == 1
+
+
+async def test_streamed_chat_is_continued_like_a_whole_one(bench):
+    engine = await bench.engine()
+    messages = [{"role": "user", "content": "hi"}]
+    found = events(await chat(bench, messages, TRAJECTORY, stream=True, stream_options={"include_usage": True}))
+    text = "".join((one["choices"][0]["delta"].get("content") or "") for one in found[:-1])
+    prompt = bench.render_chat(messages, add_generation_prompt=True)
+    assert text == bench.text_of(bench.continuation(prompt, 6))
+    assert found[-1]["usage"]["completion_tokens"] == 6
+    await chat(bench, [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "go"}], TRAJECTORY)
+    assert engine.requests[-1]["token_ids"][: len(prompt) + 6] == prompt + bench.continuation(prompt, 6)
+
+
+async def test_what_is_not_supported_is_named(bench):
+    await bench.engine()
+    response = await complete(bench, "a", echo=True)
+    assert (response.status_code, response.json()["error"]["message"]) == (
+        400,
+        "echo is not supported by the gateway: leave it out",
+    )
+    response = await complete(bench, "a", TRAJECTORY, n=2)
+    assert "one trajectory per sample" in response.json()["error"]["message"]
+
+
+async def test_without_the_token_nobody_is_served(bench):
+    await bench.engine()
+    response = await bench.client.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": "Bearer no"})
+    assert response.status_code == 401
+    assert (await bench.client.get("/health", headers={"Authorization": ""})).status_code == 200
