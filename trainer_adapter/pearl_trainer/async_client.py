@@ -100,7 +100,7 @@ class AsyncPearlClient:
         """Closes all connections; close loans first."""
         await self._driver.close()
 
-    async def __aenter__(self) -> AsyncPearlClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

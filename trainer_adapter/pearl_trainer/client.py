@@ -125,7 +125,7 @@ class PearlClient:
         """Closes all connections; close loans first."""
         self._driver.close()
 
-    def __enter__(self) -> PearlClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -17,8 +17,8 @@ from pearl_trainer.messages import (
 from pearl_trainer.sansio import Request
 
 REGISTER_SECONDS = 15.0
-LEND_SECONDS = 5.0
-"""The operator itself waits at most 2 s for its planner, then for the agents."""
+LEND_SECONDS = 6.0
+"""The operator itself waits at most 3 s for its planner, then 2 s for the agents."""
 NOTICE_SECONDS = 1.0
 HEARTBEAT_SECONDS = 1.0
 CONNECT_SECONDS = 1.0

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pearl_trainer.errors import ProtocolError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-M = TypeVar("M", bound="Message")
 
 
 def camel(name: str) -> str:

@@ -4,3 +4,7 @@ Reading order: `api` (HTTP) → `service` (what each call and look does) → `id
 `borrowers` (pure builders) → `record` (pure phases of a GPULoan) → `facts` (for the planner). It enforces nothing: the
 agents do, and with this process dead they still give every GPU back.
 """
+
+from pearl_operator.loans.service import LoanService
+
+__all__ = ["LoanService"]

@@ -53,7 +53,7 @@ class Follower:
 
     async def _write_and_wake(self, loan: LoanFact, status: GPULoanStatus) -> LoanFact:
         loan = await self.world.store.write(loan, status)
-        self.world.wake(loan.rollout)
+        self.world.wake(loan)
         return loan
 
     async def end(self, loan: LoanFact, phase: LoanPhase) -> LoanFact:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pearl.loans")
 
-ANSWER_SECONDS: Final = 2.0
+ANSWER_SECONDS: Final = 3.0
 """How long an offer waits for the planner; the answer is expected within 0.1 s."""
 GRANT_SECONDS: Final = 2.0
 """How long all agents together may take to accept a grant."""
@@ -73,7 +73,7 @@ class Lender:
     async def _ask(self, loan: LoanFact, request: LendRequest, epoch: int, memory: Memory) -> tuple[bool, str]:
         future: asyncio.Future[tuple[bool, str]] = asyncio.get_running_loop().create_future()
         memory.offer = Offer(request.request_id, Waiting(epoch, request.cap_seconds), future)
-        self.world.wake(loan.rollout)
+        self.world.wake(loan)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await future
@@ -115,7 +115,7 @@ class Lender:
             # Agents that accepted get no heartbeat: their lease ends by itself, or the trainer fences it before.
             return await self._refuse(loan, request, LoanReason.AGENT_UNAVAILABLE, problem)
         log.info("granted", extra={"loan": f"{loan.namespace}/{loan.name}", "epoch": epoch})
-        self.world.wake(loan.rollout)
+        self.world.wake(loan)
         return self._answer(loan, granted=True, reason=LoanReason.GRANTED)
 
     def _ttl(self, loan: LoanFact) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pearl_api.loan import LoanPhase
+from pearl_operator.errors import OperatorError
+from pearl_operator.loans import api
 from pearl_operator.loans.enroller import Enroller
 from pearl_operator.loans.facts import to_planner_loans
 from pearl_operator.loans.follower import Follower
@@ -15,7 +17,7 @@ from pearl_operator.loans.store import Store
 from pearl_operator.loans.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from fastapi import APIRouter
 
     from pearl_api.wire.loans import (
         LendAnswer,
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from pearl_operator.ports import Agents, Clock, Keys, Kube, Resolver, RolloutKey
     from pearl_operator.settings import Settings
     from pearl_planner.types import AnswerLoan, Loan
+
+PRUNE_SECONDS: Final = 10.0
 
 log = logging.getLogger("pearl.loans")
 
@@ -48,7 +52,6 @@ class LoanService:
         clock: Clock,
         resolver: Resolver,
         settings: Settings,
-        wake: Callable[[RolloutKey], None],
     ) -> None:
         self._world = World(
             store=Store(kube, index),
@@ -57,11 +60,14 @@ class LoanService:
             clock=clock,
             resolver=resolver,
             settings=settings,
-            wake=wake,
         )
         self._enroller = Enroller(self._world)
         self._lender = Lender(self._world)
         self._follower = Follower(self._world)
+
+    def router(self) -> APIRouter:
+        """The loan API over HTTP."""
+        return api.router(self)
 
     async def register(self, request: RegisterRequest, token: str) -> RegisterAnswer:
         """Enrols the pod that the token is bound to; raises LoanProblem where it may not lend."""
@@ -116,6 +122,11 @@ class LoanService:
         """Records what agents do, makes missing borrowers, ends loans whose trainer ended; at every look."""
         await self._follower.sync(rollout)
 
-    async def prune(self) -> None:
-        """Ends the loans of rollouts that are gone; call it now and then."""
-        await self._follower.prune()
+    async def run(self) -> None:
+        """For ever: ends the loans of rollouts that are gone, which have no loop any more."""
+        while True:
+            await self._world.clock.sleep(PRUNE_SECONDS)
+            try:
+                await self._follower.prune()
+            except OperatorError as error:
+                log.warning("loans not pruned", extra={"error": str(error)})

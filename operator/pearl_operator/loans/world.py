@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Final
 from pearl_api.wire.loans import AgentEndpoint, LoanView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pearl_api.rollout import PearlRolloutSpec
     from pearl_api.wire.loans import LendAnswer
     from pearl_operator.facts import LoanFact
     from pearl_operator.loans.facts import LoanKey, Waiting
     from pearl_operator.loans.store import Store
-    from pearl_operator.ports import Agents, Clock, Keys, Resolver, RolloutKey
+    from pearl_operator.ports import Agents, Clock, Keys, Resolver
     from pearl_operator.settings import Settings
 
 KILL_SECONDS: Final = 2.0
@@ -62,7 +60,6 @@ class World:
         clock: Time.
         resolver: Where agents and gateways answer.
         settings: Of the operator.
-        wake: Makes the loop of a rollout look now.
     """
 
     store: Store
@@ -71,12 +68,15 @@ class World:
     clock: Clock
     resolver: Resolver
     settings: Settings
-    wake: Callable[[RolloutKey], None]
     memories: dict[LoanKey, Memory] = field(default_factory=dict)
 
     def memory(self, loan: LoanKey) -> Memory:
         """The memory of one loan, made on first use."""
         return self.memories.setdefault(loan, Memory())
+
+    def wake(self, loan: LoanFact) -> None:
+        """Makes the loop of its rollout look now."""
+        self.store.index.wake(loan.rollout)
 
     def fresh(self, loan: LoanFact) -> LoanFact:
         """The loan as it is now; other calls may have written since."""
