@@ -96,8 +96,12 @@ def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
 
 def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
     spec, paths, settings = cluster.spec, cluster.paths, cluster.settings
+    if paths.root.exists():
+        remove_files(paths)  # killed before it had a spec, so nothing was started
     paths.logs.mkdir(parents=True)
-    paths.spec.write_text(spec.to_json())
+    fresh = paths.spec.with_suffix(".new")
+    fresh.write_text(spec.to_json())
+    fresh.replace(paths.spec)
     _host(settings).save()
     with progress.step("Network"):
         network.up(spec)

