@@ -1,0 +1,114 @@
+"""What a batch is, who may start, what survives a restart."""
+
+import asyncio
+import time
+
+import pytest
+
+from pearl_api.wire.gateway import FinishTrajectory, OpenBatch
+from pearl_gateway.batches import Batches
+from pearl_gateway.errors import GatewayError
+from pearl_gateway.storage import Storage
+
+
+async def post(bench, path, body=None):
+    response = await bench.client.post(path, json=body or {})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_batch_counts_complete_groups_and_gives_its_trajectories_once(bench):
+    await bench.engine()
+    await post(bench, "/v1/batches", {"step": 4, "groups": 2, "groupSize": 2, "needGroups": 1})
+    for name in ("t1", "t2", "t3"):
+        group = "g1" if name != "t3" else "g2"
+        await bench.generate([1, 2], 2, trajectory=name, headers={"X-Pearl-Group": group})
+    await post(bench, "/v1/batches/4/finish", {"trajectory": "t1", "reward": 0.5})
+    progress = await post(bench, "/v1/batches/4/finish", {"trajectory": "t2", "reward": 1.0})
+    assert (progress["started"], progress["finished"], progress["completeGroups"]) == (3, 2, 1)
+    progress = await post(bench, "/v1/batches/4/abort", {"trajectory": "t3", "cause": "tooLong"})
+    assert (progress["aborted"], progress["completeGroups"]) == (1, 1)
+    exports = await post(bench, "/v1/batches/4/consume")
+    assert [(one["trajectory"], one["reward"], one["state"]) for one in exports] == [
+        ("t1", 0.5, "finished"),
+        ("t2", 1.0, "finished"),
+    ]
+    assert await post(bench, "/v1/batches/4/consume") == []
+    assert (await bench.export("t3"))["cause"] == "tooLong"
+    assert (await post(bench, "/v1/batches/4/close"))["closed"] is True
+
+
+async def test_unfinished_trajectories_are_told_to_the_planner(bench):
+    await bench.engine()
+    await post(bench, "/v1/batches", {"step": 1, "groups": 1, "groupSize": 2})
+    await bench.generate([1, 2], 3, headers={"X-Pearl-Group": "g"})
+    stats = await bench.stats()
+    (unfinished,) = stats["unfinished"]
+    assert (unfinished["group"], unfinished["turnsDone"], unfinished["contextTokens"]) == ("g", 1, 5)
+    assert unfinished["idleSeconds"] >= 0
+    assert stats["live"]["environment"] == 1
+    assert stats["profile"]["turns"] == 1
+    assert stats["workers"][0]["residentTokens"] == 5
+
+
+async def test_unknown_batch_and_ended_trajectory_are_refused_with_the_reason(bench):
+    await bench.engine()
+    response = await bench.client.post("/v1/batches/9/finish", json={"trajectory": "t"})
+    assert (response.status_code, response.json()["error"]) == (404, "BatchUnknown")
+    await post(bench, "/v1/batches", {"step": 9, "groups": 1, "groupSize": 1})
+    await bench.generate([1], 1)
+    await post(bench, "/v1/batches/9/finish", {"trajectory": "t1"})
+    response = await bench.generate([1], 1)
+    assert (response.status_code, response.json()["error"]["type"]) == (409, "TrajectoryEnded")
+
+
+async def test_window_holds_new_groups_until_one_is_over(bench):
+    await bench.engine()
+    bench.gateway.routing.window = 2
+    await post(bench, "/v1/batches", {"step": 1, "groups": 2, "groupSize": 2})
+    assert (await post(bench, "/v1/permits", {"group": "g1", "size": 2}))["granted"]
+    refused = await post(bench, "/v1/permits", {"group": "g2", "size": 2, "waitSeconds": 0})
+    assert (refused["granted"], refused["reason"], refused["inFlight"]) == (False, "WindowFull", 2)
+    waiting = asyncio.create_task(post(bench, "/v1/permits", {"group": "g2", "size": 2, "waitSeconds": 10}))
+    for name in ("t1", "t2"):
+        await bench.generate([1], 1, trajectory=name, headers={"X-Pearl-Group": "g1"})
+        await post(bench, "/v1/batches/1/finish", {"trajectory": name})
+    assert (await waiting)["granted"]
+
+
+async def test_stale_trajectories_hold_new_groups_until_they_are_consumed(bench):
+    await bench.engine()
+    bench.gateway.routing.max_staleness = 1
+    await post(bench, "/v1/batches", {"step": 1, "groups": 1, "groupSize": 1})
+    await bench.generate([1], 1)
+    await post(bench, "/v1/batches/1/finish", {"trajectory": "t1"})
+    bench.gateway.fleet.workers["a"].wanted_version = 2
+    ask = {"group": "g2", "size": 1, "waitSeconds": 0}
+    assert (await post(bench, "/v1/permits", ask))["reason"] == "WaitForOldest"
+    await post(bench, "/v1/batches/1/consume")
+    assert (await post(bench, "/v1/permits", ask))["granted"]
+
+
+def test_batches_survive_a_restart_and_a_torn_line(tmp_path):
+    storage = Storage(tmp_path, time.monotonic)
+    batches = Batches(time.time, storage)
+    batches.open(OpenBatch(step=3, groups=1, group_size=1))
+    batches.finish(3, FinishTrajectory(trajectory="t1", group="g"), None)
+    storage.close()
+    with (tmp_path / "batches.jsonl").open("ab") as file:
+        file.write(b'{"event": "fin')
+    storage = Storage(tmp_path, time.monotonic)
+    again = Batches(time.time, storage)
+    assert again.progress(3).complete_groups == 1
+    again.close(3)
+    storage.close()
+    storage = Storage(tmp_path, time.monotonic)
+    assert Batches(time.time, storage).progress(3).closed
+    storage.close()
+
+
+def test_step_is_not_reopened_with_other_numbers():
+    batches = Batches(time.time)
+    batches.open(OpenBatch(step=1, groups=1, group_size=1))
+    with pytest.raises(GatewayError, match="use a new step"):
+        batches.open(OpenBatch(step=1, groups=2, group_size=1))
