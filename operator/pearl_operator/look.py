@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pearl_api.rollout import PearlRolloutSpec
     from pearl_operator.facts import LoanFact, PodFact, RolloutFact
     from pearl_operator.sources import Samples
-    from pearl_planner.types import Plan, Slot, Snapshot, Target, Worker
+    from pearl_planner.types import Plan, Policy, Slot, Snapshot, Target, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Look:
     rollout: RolloutFact
     spec: PearlRolloutSpec
     snapshot: Snapshot
+    policy: Policy
     plan: Plan
     samples: Samples
     pods: tuple[PodFact, ...] = ()

@@ -11,8 +11,6 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from pearl_planner.serialize import memory_from_json
-
 from pearl_api import names
 from pearl_operator.errors import OperatorError, Refused, RetryAfter
 from pearl_operator.look import Look, Refusals
@@ -21,6 +19,7 @@ from pearl_operator.policy import budget_of, engine_choice, policy_of
 from pearl_operator.report import status_unreadable
 from pearl_operator.status_codec import target_from_status
 from pearl_planner.plan import plan
+from pearl_planner.serialize import memory_from_text
 from pearl_planner.steps import finished
 from pearl_planner.types import AnswerLoan, CreateWorker
 
@@ -49,7 +48,7 @@ _LAST_BACK_OFF: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a loop works with; made per rollout by `assembly`."""
+    """What a loop works with; made per rollout by `core`."""
 
     index: Index
     sources: Sources
@@ -127,9 +126,12 @@ class RolloutLoop:
             return _LONG_SECONDS
         started = self.parts.clock.monotonic()
         look = await self._decide(rollout, rollout.spec)
-        self.parts.ring.append(self.key, look.snapshot, look.plan)
+        self.parts.ring.append(self.key, look.snapshot, look.policy, look.plan)
         await self.parts.reporter.report(look)  # the target is written before the first action
-        await self._act(look)
+        try:
+            await self._act(look)
+        finally:
+            await self.parts.reporter.tell(look)
         self.parts.metrics.looked(look, self.parts.clock.monotonic() - started)
         return min(look.plan.next_look_seconds, self.parts.settings.look_seconds)
 
@@ -155,13 +157,14 @@ class RolloutLoop:
                 samples=samples,
                 budget=budget_of(spec, loans_enabled=loans_possible),
                 target=target,
-                memory=self._memory if self._memory is not None else memory_from_json(rollout.status.memory),
+                memory=self._memory if self._memory is not None else memory_from_text(rollout.status.memory),
                 now=now,
                 served=frozenset(self._served),
                 keep_shape=template_refusal is not None,
             )
         )
-        decided = plan(snapshot, policy_of(rollout, spec, engine, hold=template_refusal is not None))
+        policy = policy_of(rollout, spec, engine, hold=template_refusal is not None)
+        decided = plan(snapshot, policy)
         self._memory = decided.memory
         self._note_abandoned(snapshot, decided)
         return Look(
@@ -169,6 +172,7 @@ class RolloutLoop:
             rollout=rollout,
             spec=spec,
             snapshot=snapshot,
+            policy=policy,
             plan=decided,
             samples=samples,
             pods=pods,

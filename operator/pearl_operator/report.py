@@ -12,8 +12,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from pearl_planner.serialize import memory_to_json
-
 from pearl_api import names
 from pearl_api.rollout import (
     Decision,
@@ -29,6 +27,7 @@ from pearl_operator.conditions import conditions, shortened, unreadable
 from pearl_operator.errors import Conflict, OperatorError
 from pearl_operator.look import serves
 from pearl_operator.status_codec import target_to_status
+from pearl_planner.serialize import dumps
 from pearl_planner.types import Role, WorkerState, Zone
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def status_of(look: Look, previous: PearlRolloutStatus) -> PearlRolloutStatus:
         if stats is not None
         else WeightsStatus(),
         gateway_url=look.gateway_url,
-        memory=memory_to_json(plan.memory),
+        memory=dumps(plan.memory),
         conditions=conditions(look, previous.conditions),
     )
 
@@ -165,9 +164,7 @@ class Reporter:
         Raises:
             Conflict: The object changed since the look began; what was decided is not written.
         """
-        rollout = await self.write(look.rollout, status_of(look, look.rollout.status))
-        await self._tell(look)
-        return rollout
+        return await self.write(look.rollout, status_of(look, look.rollout.status))
 
     async def write(self, rollout: RolloutFact, status: PearlRolloutStatus) -> RolloutFact:
         """Applies the status if it is due."""
@@ -194,19 +191,23 @@ class Reporter:
     def _due(self, before: PearlRolloutStatus, after: PearlRolloutStatus) -> bool:
         if _headlines(before) != _headlines(after):
             return True
-        waited = float("inf") if self._written_at is None else self.clock.monotonic() - self._written_at
+        if self._written_at is None:  # just started: what the predecessor wrote will do for a while
+            self._written_at = self.clock.monotonic()
+        waited = self.clock.monotonic() - self._written_at
         if _numbers(before) != _numbers(after):
             return waited >= _NUMBERS_EVERY_SECONDS
-        return waited >= _ALL_EVERY_SECONDS
+        return before != after and waited >= _ALL_EVERY_SECONDS
 
-    async def _tell(self, look: Look) -> None:
-        """One log line per decision, one Event per new target or trouble."""
+    async def tell(self, look: Look) -> None:
+        """One log line per decision, one Event per new target and per dropped one."""
         plan = look.plan
         target_id = plan.target.id if plan.target is not None else None
+        before = look.rollout.status.target
+        is_new = plan.target is not None and (before is None or before.id != target_id)
         told = (target_id, plan.reason, str(plan.shape), look.abandoned)
         if told == self._told:
             return
-        new_target = self._told is None or self._told[0] != target_id or self._told[3] != look.abandoned
+        dropped = look.abandoned is not None and self._told is not None and self._told[3] != look.abandoned
         self._told = told
         log.info(
             "decision",
@@ -220,11 +221,10 @@ class Reporter:
                 "finalists": [_finalist(each).model_dump(exclude_none=True) for each in plan.finalists[:5]],
             },
         )
-        if new_target:
-            kind, text = ("Normal", f"{plan.shape}: {plan.message}")
-            if look.abandoned is not None:
-                kind, text = ("Warning", look.abandoned)
-            await self._event(look.rollout, kind, plan.reason.value, text)
+        if dropped and look.abandoned is not None:
+            await self._event(look.rollout, "Warning", "PlanAbandoned", look.abandoned)
+        if is_new:
+            await self._event(look.rollout, "Normal", plan.reason.value, f"{plan.shape}: {plan.message}")
 
     async def _event(self, rollout: RolloutFact, kind: str, reason: str, text: str) -> None:
         """Events are for people; failing to write one is only logged."""

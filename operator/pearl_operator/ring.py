@@ -6,23 +6,23 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pearl_planner.serialize import plan_to_dict, snapshot_to_dict
+from pearl_planner.serialize import to_json
 
 if TYPE_CHECKING:
     from pearl_operator.ports import RolloutKey
-    from pearl_planner.types import Plan, Snapshot
+    from pearl_planner.types import Plan, Policy, Snapshot
 
 
 @dataclass(slots=True)
 class Ring:
-    """Bounded memory of (snapshot, plan) pairs by rollout."""
+    """Bounded memory of (snapshot, policy, plan) by rollout."""
 
     size: int
-    _entries: dict[RolloutKey, deque[tuple[Snapshot, Plan]]] = field(default_factory=dict, init=False)
+    _entries: dict[RolloutKey, deque[tuple[Snapshot, Policy, Plan]]] = field(default_factory=dict, init=False)
 
-    def append(self, rollout: RolloutKey, snapshot: Snapshot, plan: Plan) -> None:
+    def append(self, rollout: RolloutKey, snapshot: Snapshot, policy: Policy, plan: Plan) -> None:
         """Remembers one decision; the oldest is dropped."""
-        self._entries.setdefault(rollout, deque(maxlen=self.size)).append((snapshot, plan))
+        self._entries.setdefault(rollout, deque(maxlen=self.size)).append((snapshot, policy, plan))
 
     def forget(self, rollout: RolloutKey) -> None:
         """The rollout is gone."""
@@ -31,6 +31,6 @@ class Ring:
     def dump(self, rollout: RolloutKey) -> list[dict[str, Any]]:
         """Oldest first, as JSON-able values."""
         return [
-            {"snapshot": snapshot_to_dict(snapshot), "plan": plan_to_dict(plan)}
-            for snapshot, plan in self._entries.get(rollout, ())
+            {"snapshot": to_json(snapshot), "policy": to_json(policy), "plan": to_json(plan)}
+            for snapshot, policy, plan in self._entries.get(rollout, ())
         ]

@@ -5,7 +5,7 @@
 | GET /healthz                   | 200, or 503 with the reasons to restart the process                |
 | GET /readyz                    | 200 once it holds the Lease and has seen the cluster               |
 | GET /metrics                   | Prometheus text                                                    |
-| GET /debug/snapshot/{rollout}  | the last (snapshot, plan) pairs, oldest first                      |
+| GET /debug/snapshot/{rollout}  | the last (snapshot, policy, plan), oldest first                     |
 | /v1/loans/…                    | see `pearl_api.wire.loans`                                         |
 """
 

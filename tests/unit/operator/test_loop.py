@@ -1,0 +1,260 @@
+"""The whole loop on virtual time: what it does to a cluster, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pearl_api import names
+from pearl_operator import kinds
+
+if TYPE_CHECKING:
+    from conftest import World
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_three_workers_from_nothing(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+
+    assert set(world.pods) == {"swe-w0-0", "swe-w1-0", "swe-w2-0"}
+    assert world.status["workers"]["ready"] == 3
+    assert world.status["mode"] == "Colocated"
+    kinds_made = {write.split()[1] for write in world.kube.writes if write.startswith(("create", "apply"))}
+    assert kinds_made >= {"Secret", "Service", "Deployment", "PodDisruptionBudget", "Pod"}
+    first_pod = world.kube.writes.index("create Pod swe-w0-0")
+    assert "status PearlRollout swe" in world.kube.writes[:first_pod], "the target is written before the first action"
+    await world.stop()
+
+
+async def test_flips_roles_of_living_pods(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    before = world.uids
+
+    world.apply(mode="Disaggregated", ratio={"prefill": 1, "decode": 2})
+    await world.until(lambda: world.is_ready() and world.status["mode"] == "Disaggregated")
+
+    assert world.uids == before
+    assert sorted(world.roles.values()) == ["decode", "decode", "prefill"]
+    assert all(int(epoch) > 0 for epoch in world.labels(names.LABEL_ROLE_EPOCH))
+    await world.stop()
+
+
+async def test_growing_by_one_creates_exactly_one_pod(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    before, seen = world.uids, len(world.kube.writes)
+
+    world.apply(capacity={"reserved": {"gpus": 4}})
+    await world.until(lambda: world.is_ready() and len(world.pods) == 4)
+
+    pod_writes = [write for write in world.kube.writes[seen:] if write.split()[1] == "Pod"]
+    assert pod_writes == ["create Pod swe-w3-0"]
+    assert {name: uid for name, uid in world.uids.items() if name in before} == before
+    await world.stop()
+
+
+async def test_shrinking_drains_the_idle_worker_and_deletes_only_it(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    world.gateway.in_flight = {"swe-w0-0": 5, "swe-w1-0": 1, "swe-w2-0": 7}
+
+    world.apply(capacity={"reserved": {"gpus": 2}})
+    await world.until(lambda: world.labels(names.LABEL_ACTIVITY) == ["active", "draining", "active"])
+    await world.rest(5)
+    assert "swe-w1-0" in world.pods, "a request is still in flight"
+
+    world.gateway.in_flight["swe-w1-0"] = 0
+    await world.until(lambda: world.is_ready() and len(world.pods) == 2)
+    assert set(world.pods) == {"swe-w0-0", "swe-w2-0"}
+    assert [write for write in world.kube.writes if write.startswith("delete")] == ["delete Pod swe-w1-0"]
+    await world.stop()
+
+
+async def test_a_worker_that_never_drains_is_deleted_at_its_deadline(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    world.gateway.in_flight = {"swe-w0-0": 1, "swe-w1-0": 1, "swe-w2-0": 1}
+
+    world.apply(capacity={"reserved": {"gpus": 2}})
+    await world.until(
+        lambda: any(pod["metadata"]["labels"][names.LABEL_ACTIVITY] == "draining" for pod in world.pods.values())
+    )
+    await world.rest(18)
+    assert len(world.pods) == 3
+    await world.until(lambda: len(world.pods) == 2, seconds=10)
+    await world.stop()
+
+
+async def test_an_unrelated_field_touches_no_pod(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    before, seen = world.pods, len(world.kube.writes)
+
+    world.apply(policy={"deadlines": {"drainSeconds": 30}}, workload={"groups": 8})
+    await world.until(world.is_ready)
+    await world.rest(30)
+
+    assert [write for write in world.kube.writes[seen:] if " Pod " in write] == []
+    assert world.pods == before
+    await world.stop()
+
+
+async def test_a_new_image_replaces_pods_one_for_one_within_the_budget(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    before, most = world.uids, 0
+
+    world.apply(engine={"image": "example/worker:2"})
+
+    def replaced() -> bool:
+        nonlocal most
+        most = max(most, len(world.pods))
+        ready = sum(1 for pod in world.pods.values() if "deletionTimestamp" not in pod["metadata"])
+        assert ready >= 2, "one for one"
+        return world.is_ready() and not set(before.values()) & set(world.uids.values())
+
+    await world.until(replaced)
+    assert most == 3, "never more GPUs than the budget"
+    assert set(world.pods) == {"swe-w0-1", "swe-w1-1", "swe-w2-1"}
+    await world.stop()
+
+
+async def test_an_invalid_template_is_told_and_touches_nothing(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    before, seen = world.uids, len(world.kube.writes)
+
+    def refuse(kind: object, body: dict[str, object]) -> str | None:
+        return 'spec.containers[0].name: Invalid value: "A_B"' if kind is kinds.POD and "A_B" in str(body) else None
+
+    world.kube.refuse = refuse
+    world.apply(podTemplate={"spec": {"containers": [{"name": "A_B", "image": "x"}]}})
+    await world.until(lambda: world.condition("Degraded") == ("True", "InvalidPodTemplate"))
+    await world.rest(60)
+
+    assert world.uids == before
+    assert [write for write in world.kube.writes[seen:] if " Pod " in write] == []
+    message = next(each["message"] for each in world.status["conditions"] if each["type"] == "Degraded")
+    assert 'Invalid value: "A_B"' in message
+    await world.stop()
+
+
+async def test_suspend_removes_all_workers_and_keeps_the_gateway(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+
+    world.apply(suspend=True)
+    await world.until(lambda: not world.pods)
+    assert len(world.kube.of(kinds.DEPLOYMENT)) == 1
+    await world.until(lambda: world.condition("Ready") == ("False", "Suspended"))
+
+    world.apply(suspend=False)
+    await world.until(lambda: world.is_ready() and len(world.pods) == 3)
+    await world.stop()
+
+
+async def test_a_lost_pod_is_replaced_by_one_of_the_same_slot(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+
+    world.kube.remove(kinds.POD, "swe-w1-0", "rl")
+    await world.until(lambda: world.is_ready() and "swe-w1-0" not in world.pods)
+    assert set(world.pods) == {"swe-w0-0", "swe-w1-1", "swe-w2-0"}
+    await world.stop()
+
+
+async def test_stale_sources_change_nothing_and_say_so(world: World) -> None:
+    world.apply(metrics={"prometheus": {"url": "http://prometheus:9090"}})
+    await world.start()
+    await world.until(lambda: len(world.pods) == 3 and world.status["workers"]["ready"] == 3)
+    seen = len(world.kube.writes)
+
+    world.gateway.down = world.prometheus.down = True
+    await world.until(lambda: world.condition("MetricsAvailable") == ("False", "GatewayUnreachable"))
+    await world.rest(300)
+    assert [write for write in world.kube.writes[seen:] if " Pod " in write] == []
+    assert world.condition("Ready") == ("False", "GatewayUnavailable")
+
+    world.gateway.down = False
+    await world.until(lambda: world.condition("MetricsAvailable") == ("False", "PrometheusUnreachable"))
+    await world.stop()
+
+
+async def test_a_rollout_that_is_being_deleted_gets_nothing_new(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+
+    world.kube.patch(kinds.ROLLOUT, "swe", "rl", {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+    await world.rest(1)
+    world.kube.remove(kinds.POD, "swe-w1-0", "rl")
+    await world.rest(60)
+    assert set(world.pods) == {"swe-w0-0", "swe-w2-0"}
+
+    world.kube.remove(kinds.ROLLOUT, "swe", "rl")
+    await world.until(lambda: not world.pods)
+    assert world.core is not None
+    await world.until(lambda: world.core is not None and not world.core.supervisor.loops)
+    await world.stop()
+
+
+async def test_a_rollout_made_anew_under_the_same_name_does_not_adopt_the_old_ones_pods(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    old = set(world.uids.values())
+
+    world.kube.remove(kinds.ROLLOUT, "swe", "rl")
+    world.apply()
+    await world.until(lambda: world.is_ready() and not old & set(world.uids.values()))
+    assert len(world.pods) == 3
+    await world.stop()
+
+
+async def test_an_api_outage_is_waited_out(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+
+    world.kube.down = True
+    world.apply(capacity={"reserved": {"gpus": 4}})
+    await world.rest(120)
+    world.kube.down = False
+    await world.until(lambda: world.is_ready() and len(world.pods) == 4)
+    await world.stop()
+
+
+async def test_hold_freezes_optional_changes(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+
+    world.kube.patch(kinds.ROLLOUT, "swe", "rl", {"metadata": {"annotations": {names.ANNOTATION_HOLD: "true"}}})
+    await world.until(lambda: world.status["lastDecision"]["reason"] == "Held")
+    await world.stop()
+
+
+async def test_the_status_is_not_written_without_news(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    await world.rest(10)
+    seen = len(world.kube.writes)
+    await world.rest(300)
+    status_writes = [write for write in world.kube.writes[seen:] if write.startswith("status")]
+    assert len(status_writes) <= 5, "at most once a minute"
+    await world.stop()
