@@ -14,6 +14,7 @@ from pearl_operator.fence import FencedKube
 from pearl_operator.gateway_client import GatewayClient
 from pearl_operator.health import Health
 from pearl_operator.http_json import HttpJson
+from pearl_operator.index import Index
 from pearl_operator.keys import SecretKeys
 from pearl_operator.kube import KubeClient, load_client
 from pearl_operator.lease import Lease
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from pearl_operator.index import Index
     from pearl_operator.settings import Settings
     from pearl_operator.supervisor import Supervisor
 
@@ -42,6 +42,7 @@ class Operator:
     index: Index
     supervisor: Supervisor
     resync: Resync
+    loans: LoanService
     lease: Lease
     app: FastAPI
 
@@ -65,9 +66,12 @@ async def assemble(settings: Settings, stack: AsyncExitStack) -> Operator:
         resolver=resolver,
         keys=keys,
     )
-    loans = LoanService(kube=kube, agents=agents, clock=clock, settings=settings)
-    core = assemble_core(ports, loans, settings)
+    index = Index(clock=clock)
+    loans = LoanService(
+        kube=kube, index=index, agents=agents, keys=keys, clock=clock, resolver=resolver, settings=settings
+    )
+    core = assemble_core(ports, index, loans, settings)
     resync = Resync(kube, core.index, clock, settings)
     health = Health(clock, core.index, core.supervisor, lease, resync)
     app = build_app(WebParts(health, core.metrics, core.ring, settings.namespace, loans.router()))
-    return Operator(core.index, core.supervisor, resync, lease, app)
+    return Operator(core.index, core.supervisor, resync, loans, lease, app)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pearl_operator.act import Actor
 from pearl_operator.children import Children
-from pearl_operator.index import Index
 from pearl_operator.loop import Parts, RolloutLoop
 from pearl_operator.metrics import Metrics
 from pearl_operator.preflight import Preflight
@@ -18,6 +17,7 @@ from pearl_operator.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from pearl_operator.act import Loans
+    from pearl_operator.index import Index
     from pearl_operator.keys import SecretKeys
     from pearl_operator.ports import Agents, Clock, Gateway, Kube, Prometheus, Resolver, RolloutKey
     from pearl_operator.settings import Settings
@@ -46,10 +46,8 @@ class Core:
     metrics: Metrics
 
 
-def assemble_core(ports: Ports, new_loans: Callable[[Index], Loans], settings: Settings) -> Core:
+def assemble_core(ports: Ports, index: Index, loans: Loans, settings: Settings) -> Core:
     """The deciding part, without watches, Lease and web server."""
-    index = Index(clock=ports.clock, wake=lambda key: supervisor.wake(key))  # noqa: PLW0108 - made below
-    loans = new_loans(index)
     ring, metrics = Ring(settings.debug_ring), Metrics()
 
     def new_loop(key: RolloutKey) -> RolloutLoop:
@@ -77,4 +75,5 @@ def assemble_core(ports: Ports, new_loans: Callable[[Index], Loans], settings: S
         metrics.forget(key)
 
     supervisor = Supervisor(index, new_loop, gone)
+    index.wake = supervisor.wake
     return Core(index, supervisor, ring, metrics)

@@ -34,6 +34,10 @@ Fact = RolloutFact | PodFact | NodeFact | LoanFact
 Key = RolloutKey | tuple[str, str] | str
 
 
+def _nobody(_: RolloutKey) -> None:
+    """Before there are loops."""
+
+
 def is_older(version: str, than: str) -> bool:
     """True where resourceVersion `version` is certainly older; versions that are no numbers are not compared."""
     return version.isdigit() and than.isdigit() and int(version) < int(than)
@@ -49,7 +53,7 @@ class Index:
     """
 
     clock: Clock
-    wake: Callable[[RolloutKey], None]
+    wake: Callable[[RolloutKey], None] = _nobody
     rollouts: dict[RolloutKey, RolloutFact] = field(default_factory=dict)
     pods: dict[tuple[str, str], PodFact] = field(default_factory=dict)
     nodes: dict[str, NodeFact] = field(default_factory=dict)

@@ -75,6 +75,7 @@ async def _work(operator: Operator, chosen: settings.Settings, stop: asyncio.Eve
                 operator.lease.hold(),
                 operator.resync.run(),
                 operator.supervisor.run(),
+                operator.loans.run(),
                 _own_signals(kopf_ready, stop),
             )
         )

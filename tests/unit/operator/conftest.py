@@ -22,7 +22,7 @@ from pearl_operator import kinds
 from pearl_operator.clock import to_rfc3339
 from pearl_operator.core import Core, Ports, assemble_core
 from pearl_operator.errors import AlreadyExists, Conflict, NotFound, Refused, Unavailable
-from pearl_operator.index import key_of
+from pearl_operator.index import Index, key_of
 from pearl_operator.keys import SecretKeys
 from pearl_operator.ports import EngineSamples, PodAddress, RolloutKey
 from pearl_operator.resync import Resync
@@ -495,7 +495,7 @@ class World:
             keys=SecretKeys(self.kube),
         )
         settings = Settings(namespace="rl", gateway_image="example/operator:1", cluster_scoped=False)
-        self.core = core = assemble_core(ports, lambda _: FakeLoans(), settings)
+        self.core = core = assemble_core(ports, Index(self.kube.clock), FakeLoans(), settings)
 
         def watch(event: str, kind: Kind, body: Object) -> None:
             if kind not in (kinds.POD, kinds.ROLLOUT, kinds.LOAN) or self.core is not core:
