@@ -228,8 +228,8 @@ class LoanCore:
         if over and self._lease.ended(agent.uid):
             self._warn("the loan has ended at every agent; the GPUs are offered again")
 
-    def reclaim(self, within_seconds: float | None = None) -> Flow[Free]:
-        """Takes the GPUs back.
+    def reclaim(self, within_seconds: float | None = None, *, last: bool = False) -> Flow[Free]:
+        """Takes the GPUs back; `last`: the operator hears of it before this returns.
 
         Raises:
             NotReturned: at the hard deadline a GPU is not known to be free.
@@ -247,11 +247,12 @@ class LoanCore:
         yield Spawn(self._tell_reclaiming(held.epoch, within))
         taking = (self._take(registration, agent, held.epoch, started, within) for agent in held.agents)
         taken: list[_Taken] = yield Together(tuple(taking))
-        return (yield from self._settle(held, taken, self._clock() - started))
+        return (yield from self._settle(held, taken, self._clock() - started, last=last))
 
-    def _settle(self, held: Held, taken: list[_Taken], total: float) -> Flow[Free]:
+    def _settle(self, held: Held, taken: list[_Taken], total: float, *, last: bool) -> Flow[Free]:
         free, killed = all(item.free for item in taken), any(item.killed for item in taken)
-        yield Spawn(self._tell_reclaimed(ReclaimedNotice(held.epoch, free, total, killed)))
+        telling = self._tell_reclaimed(ReclaimedNotice(held.epoch, free, total, killed))
+        yield Together((telling,)) if last else Spawn(telling)
         if not free:
             raise self._not_returned(held, taken, total)
         self._lease.all_free(max(item.epoch for item in taken) if taken else held.epoch)

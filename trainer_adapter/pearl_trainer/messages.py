@@ -28,9 +28,14 @@ class Message:
     """Fields that hold a list of other messages."""
 
     def to_wire(self) -> dict[str, Any]:
-        """JSON object with camelCase names; fields that are None are left out."""
-        pairs = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
-        return {camel(name): _plain(value) for name, value in pairs if value is not None}
+        """JSON object with camelCase names; optional fields that are None are left out."""
+        mine = fields(self)  # type: ignore[arg-type]
+        pairs = ((field, getattr(self, field.name)) for field in mine)
+        return {
+            camel(field.name): _plain(value)
+            for field, value in pairs
+            if value is not None or (field.default is MISSING and field.default_factory is MISSING)
+        }
 
     @classmethod
     def from_wire(cls, body: Any) -> Self:

@@ -96,7 +96,7 @@ class RankedLoan:
         if not self.leads:
             return
         try:
-            yield from self.core.reclaim(None)
+            yield from self.core.reclaim(last=True)
         except NotReturned as error:
             log.error("%s", error)  # noqa: TRY400 - the trainer ends; a traceback would tell nothing more
         yield from self.core.leave()
