@@ -15,8 +15,9 @@ KWOK_RESOURCES = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu
 
 
 def coredns(spec: ClusterSpec) -> str:
-    """Manifest of the cluster's DNS."""
-    return (MANIFESTS / "coredns.yaml").read_text().replace("DNS_IP", spec.addresses.dns)
+    """Manifest of the cluster's DNS, on two nodes when there are two."""
+    text = (MANIFESTS / "coredns.yaml").read_text()
+    return text.replace("DNS_IP", spec.addresses.dns).replace("REPLICAS", str(min(2, spec.nodes)))
 
 
 def prometheus() -> str:

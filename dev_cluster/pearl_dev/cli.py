@@ -65,8 +65,7 @@ def _use(running: Cluster, options: argparse.Namespace) -> None:
         case "status":
             print(status.report(running))
         case "load-image":
-            load = kind.load_image if running.spec.kind else Cluster.load_image
-            load(running, *options.archives)
+            running.load_image(*options.archives)
         case "node":
             if not 0 <= options.index < running.spec.nodes:
                 raise ClusterError(f"node {options.index}: use 0 to {running.spec.nodes - 1}")

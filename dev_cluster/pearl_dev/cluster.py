@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -88,8 +89,10 @@ def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
         try:
             _bring_up(cluster, root, progress)
         except BaseException:
+            kept = _keep_logs(settings, cluster.paths)
             with progress.step("Take down what did not come up"):
                 _remove(settings, spec)
+            progress.say(f"Its logs: {kept}")
             raise
     return cluster
 
@@ -118,10 +121,10 @@ def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
             cluster.apply(addons.prometheus())
         wait_until(
             lambda: _ready_nodes(cluster) >= spec.nodes,
-            what=f"{spec.nodes} nodes Ready (logs in {paths.logs})",
-            timeout_seconds=90,
+            what=f"{spec.nodes} nodes Ready",
+            timeout_seconds=180,
         )
-        cluster.kubectl("-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=90s")
+        cluster.kubectl("-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=180s")
     if spec.gpus:
         with progress.step(f"{spec.gpus} fake GPUs per node"):
             wait_until(
@@ -129,7 +132,7 @@ def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
             )
     if spec.monitoring:
         with progress.step("Prometheus"):
-            cluster.kubectl("-n", "monitoring", "rollout", "status", "deployment/prometheus", "--timeout=90s")
+            cluster.kubectl("-n", "monitoring", "rollout", "status", "deployment/prometheus", "--timeout=180s")
     if spec.kwok_nodes:
         with progress.step(f"{spec.kwok_nodes} kwok nodes"):
             control_plane.start_kwok(addons.kwok_stages())
@@ -139,6 +142,14 @@ def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
                 lambda: _ready_nodes(cluster) >= total, what="kwok nodes Ready", timeout_seconds=120, every_seconds=0.5
             )
     paths.ready.touch()
+
+
+def _keep_logs(settings: Settings, paths: Paths) -> Path:
+    kept = settings.state / "failed" / paths.root.name
+    shutil.rmtree(kept, ignore_errors=True)
+    if paths.logs.exists():
+        shutil.copytree(paths.logs, kept)
+    return kept
 
 
 def down(settings: Settings, name: str, progress: Progress) -> bool:

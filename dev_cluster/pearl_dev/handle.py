@@ -87,6 +87,10 @@ class Cluster:
 
     def load_image(self, *archives: Path) -> None:
         """Make images from archives known to every running node."""
+        if self.spec.kind:
+            for archive in archives:
+                run(["kind", "load", "image-archive", archive, "--name", self.spec.name])
+            return
         for node in self.nodes:
             for archive in archives:
                 argv = node.enter(["ctr", "-n", "k8s.io", "images", "import", "-"])

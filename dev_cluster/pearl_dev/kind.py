@@ -18,19 +18,28 @@ from pearl_dev.packages import find as find_program
 from pearl_dev.shell import run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pearl_dev.cluster import Wanted
     from pearl_dev.progress import Progress
     from pearl_dev.settings import Settings
 
 NO_SLOT = -1
+DEAD = "/etc/pearl-dead-gpus"
 GRACE = "kind: ClusterConfiguration\ncontrollerManager:\n  extraArgs:\n    node-monitor-grace-period: 20s\n"
 
 
-def configuration(nodes: int) -> str:
-    """Configuration of kind itself: one control plane and `nodes` workers."""
-    workers = [{"role": "worker"} for _ in range(nodes)]
+def configuration(cluster: Cluster) -> str:
+    """Configuration of kind itself: one control plane and the workers.
+
+    Workers see our cache and state under the host's paths, so that volumes made from
+    folders in there work; and each sees the file that names its dead GPUs.
+    """
+    same = [
+        {"hostPath": str(path), "containerPath": str(path)} for path in (cluster.settings.cache, cluster.settings.state)
+    ]
+    workers = [
+        {"role": "worker", "extraMounts": [*same, {"hostPath": str(cluster.paths.node(index)), "containerPath": DEAD}]}
+        for index in range(cluster.spec.nodes)
+    ]
     return json.dumps(
         {
             "kind": "Cluster",
@@ -59,18 +68,22 @@ def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
     spec = ClusterSpec(wanted.name, NO_SLOT, wanted.nodes, wanted.gpus, 0, wanted.monitoring, kind=True)
     cluster = Cluster(spec, Paths(settings.clusters / spec.name), built, settings)
     cluster.kubeconfig.parent.mkdir(parents=True)
+    for index in range(spec.nodes):
+        cluster.paths.node(index).mkdir(parents=True)
+        cluster.paths.dead_gpus(index).touch()
     cluster.paths.spec.write_text(spec.to_json())
     with progress.step(f"kind cluster with {spec.nodes} workers"):
         create = ["kind", "create", "cluster", "--name", spec.name, "--wait", "180s"]
-        run([*create, "--kubeconfig", cluster.kubeconfig, "--config", "-"], stdin=configuration(spec.nodes))
+        run([*create, "--kubeconfig", cluster.kubeconfig, "--config", "-"], stdin=configuration(cluster))
     with progress.step("Prometheus and fake GPUs"):
         archives = [
             archive
             for archive in base_images.static(settings, built)
             if archive.name.startswith(("prometheus", "fakegpu"))
         ]
-        load_image(cluster, *archives, *wanted.images)
-        cluster.apply(addons.fake_gpus(spec))
+        cluster.load_image(*archives, *wanted.images)
+        if spec.gpus:
+            cluster.apply(addons.fake_gpus(spec))
         if spec.monitoring:
             cluster.apply(addons.prometheus())
             cluster.kubectl("-n", "monitoring", "rollout", "status", "deployment/prometheus", "--timeout=120s")
@@ -86,9 +99,3 @@ def down(settings: Settings, name: str, progress: Progress) -> bool:
         run(["kind", "delete", "cluster", "--name", name])
         remove_files(Paths(settings.clusters / name))
     return True
-
-
-def load_image(cluster: Cluster, *archives: Path) -> None:
-    """Make images from archives known to every node."""
-    for archive in archives:
-        run(["kind", "load", "image-archive", archive, "--name", cluster.spec.name])

@@ -122,6 +122,8 @@ class ClusterSpec:
 
     def node_name(self, index: int) -> str:
         """Kubernetes' name of a node."""
+        if self.kind:
+            return f"{self.name}-worker{index + 1 if index else ''}"
         return f"{self.name}-{index}"
 
     @property

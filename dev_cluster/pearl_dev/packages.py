@@ -26,6 +26,7 @@ PACKAGE_OF = {
     "ps": "procps",
 }
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 CNI_PLUGINS = ("bridge", "host-local", "loopback", "portmap")
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -48,6 +49,8 @@ def missing() -> list[str]:
     wanted = {package for program, package in PACKAGE_OF.items() if find(program) is None}
     if cni_folder() is None:
         wanted.add("containernetworking-plugins")
+    if not DEBIAN_KEYS.exists():
+        wanted.add("debian-archive-keyring")
     return sorted(wanted)
 
 
