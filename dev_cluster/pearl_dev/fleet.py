@@ -88,7 +88,7 @@ def _checked(answer: httpx.Response) -> Object:
 
 
 def wait_for(look: Callable[[], T | None], *, seconds: float, what: str, last: Callable[[], object] = str) -> T:
-    """Look until the answer is neither None nor False.
+    """Look until the answer is true in the sense of `if`: neither None nor False, zero or empty.
 
     Raises:
         TimeoutError: not within `seconds`; the message tells what `last` saw.
@@ -96,7 +96,7 @@ def wait_for(look: Callable[[], T | None], *, seconds: float, what: str, last: C
     deadline = time.monotonic() + seconds
     while True:
         seen = look()
-        if seen is not None and seen is not False:
+        if seen:
             return seen
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {seconds:.0f} s; last seen: {last()}")

@@ -1,0 +1,164 @@
+"""Real vLLM in pods: hand-offs, flips, deaths and new weights, compared token for token with an undisturbed engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from traffic import Traffic, identity, prompt, steady
+
+from pearl_dev.fleet import wait_for
+from pearl_dev.product import NAMESPACE
+from pearl_trainer import publish
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pearl_api.wire.gateway import TrajectoryExport
+    from pearl_dev.fleet import Fleet
+    from pearl_dev.product import Installation
+
+pytestmark = pytest.mark.cluster
+
+KILL = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGKILL)"
+
+
+def reference(fleet: Fleet, tokens: list[int], count: int) -> list[int]:
+    """The greedy answer of one engine that does everything itself."""
+    return fleet.generate_on(fleet.workers()[0], tokens, count).token_ids
+
+
+def nodes(fleet: Fleet) -> dict[str, str]:
+    return {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in fleet.workers()}
+
+
+def test_disaggregated_across_nodes_equals_colocated_token_for_token(disaggregated: Fleet) -> None:
+    fleet, where = disaggregated, nodes(disaggregated)
+    handoffs = fleet.stats().counters.handoffs
+    crossed = 0
+    for number, length in enumerate((70, 300, 513, 900, 1500, 70, 300, 513)):
+        tokens = prompt(number, length)
+        answer = fleet.generate(tokens, 24, identity(f"across-{number}"))
+        assert answer.token_ids == reference(fleet, tokens, 24)
+        segment = fleet.trajectory(f"across-{number}").segments[-1]
+        if segment.prefill_worker is not None:
+            crossed += where[segment.worker] != where[segment.prefill_worker]
+    assert fleet.stats().counters.handoffs > handoffs
+    assert crossed > 0, "no hand-off crossed a node"
+
+
+def test_a_flip_under_load_loses_nothing(disaggregated: Fleet) -> None:
+    fleet = disaggregated
+    traffic = Traffic(fleet)
+    prompts = [prompt(100 + n, 200) for n in range(6)]
+    running = [traffic.start(f"flipped-{n}", tokens, 600) for n, tokens in enumerate(prompts)]
+    for ratio in ({"prefill": 2, "decode": 1}, {"prefill": 1, "decode": 2}):
+        fleet.patch({"ratio": ratio})
+        fleet.wait_roles(ratio)
+    answers = [future.result(timeout=180).token_ids for future in running]
+    traffic.close()
+    assert answers == [reference(fleet, tokens, 600) for tokens in prompts]
+    assert fleet.stats().counters.lost_turns == 0
+
+
+def test_a_killed_decode_engine_costs_the_client_nothing(disaggregated: Fleet, installation: Installation) -> None:
+    fleet, tokens = disaggregated, prompt(7, 100)
+    expected = reference(fleet, tokens, 1800)
+    traffic = Traffic(fleet)
+    running = traffic.start("killed", tokens, 1800)
+
+    def decoding() -> str | None:
+        return next((w.pod for w in fleet.stats().workers if w.role == "decode" and w.in_flight), None)
+
+    victim = wait_for(decoding, seconds=20, what="a decode worker has the turn")
+    pod = next(pod for pod in fleet.workers() if pod["metadata"]["name"] == victim)
+    state = fleet.agent(pod)
+    installation.cluster.kubectl(
+        "-n", NAMESPACE, "exec", victim, "-c", "worker", "--", "python3", "-c", KILL, str(state.engine_pid)
+    )
+    answer = running.result(timeout=180)
+    traffic.close()
+    assert answer.token_ids == expected
+    reasons = [segment.reason for segment in fleet.trajectory("killed").segments]
+    assert reasons == ["workerLost", "complete"]
+    restarted = wait_for(
+        lambda: (
+            ((found := fleet.agent(pod)).engine_starts == state.engine_starts + 1 and found.phase == "Ready") or None
+        ),
+        seconds=180,
+        what="the agent restarted the engine in the same pod",
+    )
+    assert restarted
+    assert fleet.uids()[victim] == pod["metadata"]["uid"]
+
+
+def greedy_by_transformers(
+    installation: Installation, model: str, rows: list[tuple[list[int], int]]
+) -> list[list[int]]:
+    """Greedy continuations by the model's own library: a reference that shares nothing with the fleet."""
+    script = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+model.generation_config.eos_token_id = None
+rows = json.load(sys.stdin)
+make = lambda ids, n: model.generate(torch.tensor([ids]), max_new_tokens=n, min_new_tokens=n, do_sample=False)
+print(json.dumps([make(ids, n)[0, len(ids):].tolist() for ids, n in rows]))
+"""
+    python = installation.artifacts.engine / "bin" / "python"
+    directory = str(installation.artifacts.models[model])
+    done = subprocess.run(
+        [python, "-c", script, directory], input=json.dumps(rows), capture_output=True, text=True, check=True
+    )
+    answers: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+def weight_file(installation: Installation, model: str) -> Path:
+    return installation.artifacts.models[model] / "model.safetensors"
+
+
+def spans(export: TrajectoryExport) -> list[tuple[int, int, int | None]]:
+    """(start, end, version) of the generated tokens of an export, from its per-token versions."""
+    found: list[tuple[int, int, int | None]] = []
+    for index, (mask, version) in enumerate(zip(export.loss_mask, export.versions, strict=True)):
+        if not mask:
+            continue
+        if found and found[-1][1] == index and found[-1][2] == version:
+            found[-1] = (found[-1][0], index + 1, version)
+        else:
+            found.append((index, index + 1, version))
+    return found
+
+
+def test_new_weights_change_the_answers_and_the_segments_say_so(colocated: Fleet, installation: Installation) -> None:
+    fleet, source = colocated, installation.weights / colocated.name
+    with steady(fleet, "updated", prompt_tokens=50, max_tokens=1200, streams=2) as answers:
+        wait_for(lambda: fleet.stats().live.decoding, seconds=20, what="turns are decoding")
+        publish(source, 1, [weight_file(installation, "tiny-b")])
+        wait_for(lambda: fleet.stats().weights_min == 1, seconds=60, what="all workers have version 1")
+    tokens = prompt(11, 60)
+    fresh = fleet.generate(tokens, 24, identity("after-update"))
+    assert fresh.token_ids == greedy_by_transformers(installation, "tiny-b", [(tokens, 24)])[0]
+    assert {span["version"] for span in fresh.versions} == {"1"}
+    exports = [fleet.trajectory(f"updated-{n}-{k}") for n in range(2) for k in range(len(answers))[:1]]
+    crossing = [export for export in exports if len(spans(export)) > 1]
+    assert crossing, "no turn lived through the update"
+    for export in crossing:
+        assert [version for _, _, version in spans(export)] == [0, 1]
+        rows = [(export.token_ids[:start], end - start) for start, end, _ in spans(export)]
+        old, new = (
+            greedy_by_transformers(installation, model, [row])[0]
+            for model, row in zip(("tiny", "tiny-b"), rows, strict=True)
+        )
+        assert export.token_ids[len(rows[0][0]) :] == old + new
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(quickstart: Fleet) -> None:
+    """First contact between every pair of workers costs a handshake; it is not what is measured here."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: quickstart.generate(prompt(900 + n, 40), 4, identity(f"warm-{n}")), range(8)))

@@ -1,0 +1,234 @@
+"""Lend and reclaim with real engines: served while lent, back inside the deadline, whatever is dead."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from traffic import Traffic, prompt, steady
+
+from pearl_dev.fleet import wait_for
+from pearl_dev.product import NAMESPACE
+from pearl_dev.shell import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pearl_dev.fleet import Fleet
+    from pearl_dev.product import Installation
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINERS = "trainers"
+RECLAIM_SECONDS = 10.0
+
+
+class Trainer:
+    """A trainer pod whose SDK obeys commands."""
+
+    def __init__(self, installation: Installation, rollout: str) -> None:
+        self.cluster = installation.cluster
+        argv = [self.cluster.binaries["kubectl"], "-n", TRAINERS, "exec", "-i", "trainer-0", "--", "python3"]
+        self._process = subprocess.Popen(
+            [*map(str, argv), "/opt/code/trainer_shell.py", rollout],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=dict(self.cluster.environment),
+        )
+        assert self._read() == {"registered": True}
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the trainer's process ended"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def tell(self, command: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("quit\n")
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def trainer(installation: Installation, quickstart: Fleet) -> Iterator[Trainer]:
+    """A registered trainer with one GPU."""
+    code = installation.cluster.paths.root / "volumes" / "code"
+    code.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(ROOT / "trainer_adapter/pearl_trainer", code / "pearl_trainer", dirs_exist_ok=True)
+    shutil.copy(Path(__file__).with_name("trainer_shell.py"), code)
+    installation.cluster.volume("code", code, TRAINERS, read_only=True)
+    installation.cluster.apply(*trainer_manifests(installation))
+    installation.cluster.kubectl("-n", TRAINERS, "wait", "--for=condition=Ready", "pod/trainer-0", "--timeout=120s")
+    quickstart.patch({"mode": "Colocated", "ratio": None})
+    started = Trainer(installation, quickstart.name)
+    yield started
+    started.close()
+
+
+def trainer_manifests(installation: Installation) -> list[dict[str, Any]]:
+    """The trainer example with an image of this checkout that waits for commands."""
+    account, pod = yaml.safe_load_all((ROOT / "examples/trainer.yaml").read_text())
+    container, volumes = pod["spec"]["containers"][0], pod["spec"]["volumes"]
+    container["image"] = installation.artifacts.worker_image
+    container["command"] = ["sleep", "infinity"]
+    packages = "/opt/engine/lib/python3.11/site-packages"
+    container["env"] += [{"name": "PYTHONPATH", "value": f"/opt/code:{packages}"}]
+    for claim, path in (("engine", "/opt/engine"), ("code", "/opt/code")):
+        container["volumeMounts"].append({"name": claim, "mountPath": path, "readOnly": True})
+        volumes.append({"name": claim, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    return [account, pod]
+
+
+def borrower(fleet: Fleet) -> dict[str, Any]:
+    return next(pod for pod in fleet.workers() if pod["metadata"]["namespace"] == TRAINERS)
+
+
+def in_flight(fleet: Fleet, uid: str) -> int:
+    return next((worker.in_flight for worker in fleet.stats().workers if worker.uid == uid), 0)
+
+
+def lend_until_serving(trainer: Trainer, fleet: Fleet) -> dict[str, Any]:
+    answer = trainer.tell("lend")
+    assert answer["granted"], answer
+    pod = borrower(fleet)
+    wait_for(
+        lambda: (
+            any(w.uid == pod["metadata"]["uid"] and w.ready and w.activity == "active" for w in fleet.stats().workers)
+            or None
+        ),
+        seconds=200,
+        what="the gateway routes to the borrowed worker",
+    )
+    return answer
+
+
+def reclaim_under_load(trainer: Trainer, fleet: Fleet) -> dict[str, Any]:
+    """Reclaims while every worker, the borrowed one too, has long turns; all of them must come out right."""
+    uid = borrower(fleet)["metadata"]["uid"]
+    traffic = Traffic(fleet)
+    prompts = [prompt(500 + n, 120) for n in range(8)]
+    running = [traffic.start(f"reclaimed-{trainer.tell('lent')['epoch']}-{n}", p, 1500) for n, p in enumerate(prompts)]
+    wait_for(
+        lambda: in_flight(fleet, uid),
+        seconds=30,
+        what="the borrowed worker has turns in flight",
+    )
+    answer = trainer.tell(f"reclaim {RECLAIM_SECONDS}")
+    answers = [future.result(timeout=240).token_ids for future in running]
+    traffic.close()
+    reserved = next(pod for pod in fleet.workers() if pod["metadata"]["namespace"] == NAMESPACE)
+    assert answers == [fleet.generate_on(reserved, tokens, 1500).token_ids for tokens in prompts]
+    return answer
+
+
+def test_lend_serves_and_reclaim_is_in_time_with_turns_in_flight(trainer: Trainer, quickstart: Fleet) -> None:
+    lend_until_serving(trainer, quickstart)
+    answer = reclaim_under_load(trainer, quickstart)
+    assert answer["free"], answer
+    assert answer["seconds"] < RECLAIM_SECONDS
+    loan = quickstart.api.get(f"/apis/pearl.dev/v1alpha1/namespaces/{TRAINERS}/gpuloans/trainer-0")
+    assert loan is not None
+    assert loan["status"]["epoch"] == answer["epoch"]
+
+
+def test_reclaim_is_in_time_with_kv_pinned_for_a_decode_worker(trainer: Trainer, quickstart: Fleet) -> None:
+    lend_until_serving(trainer, quickstart)
+    quickstart.patch({"mode": "Disaggregated", "ratio": {"prefill": 1, "decode": 3}})
+    pod = borrower(quickstart)
+    wait_for(
+        lambda: borrower(quickstart)["metadata"]["labels"]["pearl.dev/role"] == "prefill",
+        seconds=60,
+        what="the borrowed worker does the prefill",
+    )
+    with steady(quickstart, "pinned", prompt_tokens=1200, max_tokens=40, streams=6):
+        wait_for(
+            lambda: (
+                next((w.in_flight for w in quickstart.stats().workers if w.uid == pod["metadata"]["uid"]), 0) or None
+            ),
+            seconds=30,
+            what="the borrowed worker prefills",
+        )
+        answer = trainer.tell(f"reclaim {RECLAIM_SECONDS}")
+    assert answer["free"], answer
+    assert answer["seconds"] < RECLAIM_SECONDS
+    quickstart.patch({"mode": "Colocated", "ratio": None})
+
+
+def test_reclaim_is_in_time_with_the_operator_dead(
+    trainer: Trainer, quickstart: Fleet, installation: Installation
+) -> None:
+    lend_until_serving(trainer, quickstart)
+    cluster = installation.cluster
+    cluster.kubectl("-n", NAMESPACE, "scale", "deployment/pearl-operator", "--replicas=0")
+    cluster.kubectl("-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/component=operator")
+    try:
+        answer = reclaim_under_load(trainer, quickstart)
+    finally:
+        cluster.kubectl("-n", NAMESPACE, "scale", "deployment/pearl-operator", "--replicas=1")
+        cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/pearl-operator", "--timeout=120s")
+    assert answer["free"], answer
+    assert answer["seconds"] < RECLAIM_SECONDS
+
+
+def test_an_agent_restarted_after_a_reclaim_starts_no_engine(
+    trainer: Trainer, quickstart: Fleet, installation: Installation
+) -> None:
+    assert trainer.tell("lent")["lent"] is False
+    pod = borrower(quickstart)
+    restarts = pod["status"]["containerStatuses"][0]["restartCount"]
+    _kill_first_process(installation, pod)
+    wait_for(
+        lambda: (
+            (
+                borrower(quickstart)["status"]["containerStatuses"][0]["restartCount"] > restarts
+                and borrower(quickstart)["status"]["containerStatuses"][0].get("state", {}).get("running") is not None
+            )
+            or None
+        ),
+        seconds=120,
+        what="the agent's container was restarted",
+    )
+    state = wait_for(lambda: _agent_or_none(quickstart), seconds=60, what="the restarted agent answers")
+    assert state.loan is not None
+    assert state.loan.fenced
+    assert state.engine_pid is None
+
+
+def _restarted(pod: dict[str, Any], restarts: int) -> bool:
+    status = pod["status"]["containerStatuses"][0]
+    return status["restartCount"] > restarts and "running" in status["state"]
+
+
+def _agent_or_none(fleet: Fleet) -> Any:
+    import httpx
+
+    try:
+        return fleet.agent(borrower(fleet))
+    except (httpx.HTTPError, RuntimeError):
+        return None
+
+
+def _kill_first_process(installation: Installation, pod: dict[str, Any]) -> None:
+    """SIGKILL for PID 1 of the pod's container, from its node: from inside it would be ignored."""
+    container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+    node = next(
+        n for n in installation.cluster.nodes if installation.cluster.spec.node_name(n.index) == pod["spec"]["nodeName"]
+    )
+    run(node.enter(["ctr", "-n", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", container]))

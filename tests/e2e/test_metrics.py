@@ -1,0 +1,115 @@
+"""Decisions from measurements: the shape follows the work, says why, and stands still when nothing is known."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from traffic import steady
+
+from pearl_dev.fleet import wait_for
+from pearl_dev.product import NAMESPACE
+from pearl_planner.plan import plan
+from pearl_planner.serialize import plan_to_dict, policy_from_dict, snapshot_from_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pearl_dev.fleet import Fleet
+    from pearl_dev.product import Installation
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def automatic(quickstart: Fleet) -> Iterator[Fleet]:
+    """Disaggregated with the ratio left to the planner, and quick to decide."""
+    quickstart.patch(
+        {
+            "mode": "Disaggregated",
+            "ratio": None,
+            "capacity": {"reserved": {"gpus": 3}},
+            "policy": {"hysteresis": {"minDwellSeconds": 1}, "coalesceSeconds": 1},
+        }
+    )
+    quickstart.wait_ready(3)
+    yield quickstart
+    quickstart.patch({"policy": {"hysteresis": {"minDwellSeconds": 30}, "coalesceSeconds": 15}})
+
+
+def debug_ring(fleet: Fleet, installation: Installation) -> list[dict[str, Any]]:
+    """Recorded decisions of the operator, oldest first."""
+    service = installation.cluster.get("-n", NAMESPACE, "service", "pearl-operator")
+    url = f"http://{service['spec']['clusterIP']}:8090/debug/snapshot/{fleet.namespace}/{fleet.name}"
+    answer = fleet.http.get(url)
+    assert answer.status_code == 200, answer.text
+    ring: list[dict[str, Any]] = answer.json()["decisions"]
+    return ring
+
+
+def test_the_shape_follows_the_work_as_predicted_and_says_why(automatic: Fleet, installation: Installation) -> None:
+    fleet = automatic
+    with steady(fleet, "decode-heavy", prompt_tokens=20, max_tokens=200, streams=6):
+        decode_heavy = wait_for(lambda: _shape(fleet, "1P2D"), seconds=90, what="1P2D for decode-heavy work")
+    with steady(fleet, "prefill-heavy", prompt_tokens=1500, max_tokens=2, streams=6):
+        prefill_heavy = wait_for(lambda: _shape(fleet, "2P1D"), seconds=120, what="2P1D for prefill-heavy work")
+        fleet.wait_roles({"prefill": 2, "decode": 1})
+    for decision in (decode_heavy, prefill_heavy):
+        assert decision["reason"] == "Applied"
+        assert any(character.isdigit() for character in decision["message"])
+    events = installation.cluster.get(
+        "-n", NAMESPACE, "events", "--field-selector", f"involvedObject.name={fleet.name}"
+    )
+    assert any("2P1D" in event["message"] for event in events["items"])
+    log = installation.cluster.kubectl("-n", NAMESPACE, "logs", "deployment/pearl-operator", "--tail=-1")
+    assert any("2P1D" in line and "Applied" in line for line in log.splitlines())
+    recorded = [entry for entry in debug_ring(fleet, installation) if entry["plan"]["reason"] == "Applied"][-1]
+    again = plan(snapshot_from_dict(recorded["snapshot"]), policy_from_dict(recorded["policy"]))
+    assert json.dumps(plan_to_dict(again), sort_keys=True) == json.dumps(recorded["plan"], sort_keys=True)
+
+
+def _shape(fleet: Fleet, wanted: str) -> dict[str, Any] | None:
+    decision: dict[str, Any] = fleet.status().get("lastDecision") or {}
+    return decision if wanted in decision.get("shape", "") and decision.get("reason") == "Applied" else None
+
+
+def test_without_measurements_nothing_optional_changes_and_the_condition_says_so(
+    automatic: Fleet, installation: Installation
+) -> None:
+    fleet, cluster = automatic, installation.cluster
+    roles, pods = fleet.roles(), fleet.uids()
+    fleet.patch({"metrics": {"staleAfterSeconds": 3}})
+    cluster.kubectl("-n", "monitoring", "scale", "deployment/prometheus", "--replicas=0")
+    _signal_gateway(installation, "STOP")
+    try:
+        condition = wait_for(
+            lambda: c if (c := fleet.condition("MetricsAvailable")).get("status") == "False" else None,
+            seconds=60,
+            what="MetricsAvailable is False",
+        )
+        assert condition["reason"] in {"GatewayUnreachable", "PrometheusUnreachable", "Stale"}
+        assert condition["message"]
+        wait_for(
+            lambda: fleet.status()["lastDecision"]["reason"] in {"StaleData", "NoData"},
+            seconds=30,
+            what="the decision says that data are missing",
+        )
+        assert (fleet.roles(), fleet.uids()) == (roles, pods)
+    finally:
+        _signal_gateway(installation, "CONT")
+        cluster.kubectl("-n", "monitoring", "scale", "deployment/prometheus", "--replicas=1")
+    wait_for(
+        lambda: fleet.condition("MetricsAvailable").get("status") == "True",
+        seconds=90,
+        what="MetricsAvailable is True again",
+    )
+    fleet.patch({"metrics": {"staleAfterSeconds": 30}})
+
+
+def _signal_gateway(installation: Installation, signal: str) -> None:
+    """Stops or continues the gateway's process from its node; its pod stays as it is."""
+    from pearl_dev.shell import run
+
+    for node in installation.cluster.nodes:
+        run(node.enter(["sh", "-c", f"pkill -{signal} -f bin/pearl-gateway || true"]))
