@@ -13,14 +13,12 @@ from starlette.routing import Route
 
 from pearl_api.wire.gateway import AbortTrajectory, FinishTrajectory, OpenBatch, PermitRequest
 from pearl_gateway.asgi import CLIENT_LEFT, check_token, error_response, json_response, while_connected
-from pearl_gateway.errors import EngineRefused, GatewayError
+from pearl_gateway.errors import EngineRefusedError, GatewayError
 from pearl_gateway.inference import Inference
 from pearl_gateway.metrics import render_metrics
 from pearl_gateway.stats import gateway_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from starlette.requests import Request
 
     from pearl_gateway.gateway import Gateway
@@ -71,7 +69,7 @@ def _guarded(handler: Any, tokens: tuple[str | None, ...], *, openai: bool) -> A
             response: Response = await handler(request)
         except GatewayError as error:
             return error_response(error, openai=openai)
-        except EngineRefused as error:
+        except EngineRefusedError as error:
             refused = GatewayError(error.status, "Refused", str(error))
             return json_response(error.body, error.status) if error.body else error_response(refused, openai=openai)
         return response

@@ -58,9 +58,7 @@ def error_response(error: GatewayError, *, openai: bool) -> Response:
         headers["Retry-After"] = str(max(1, round(error.retry_after_seconds)))
     if openai:
         return json_response(openai_error(error), error.status, headers)
-    problem = Problem(
-        error=error.error, message=error.message, retry_after_seconds=error.retry_after_seconds
-    )
+    problem = Problem(error=error.error, message=error.message, retry_after_seconds=error.retry_after_seconds)
     return json_response(problem.model_dump(by_alias=True), error.status, headers)
 
 
@@ -104,7 +102,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         """Send the events; the iterator is closed in any case."""
         sender = asyncio.ensure_future(self._send(send))
         watcher = asyncio.ensure_future(_left(receive))

@@ -95,9 +95,7 @@ class Batches:
         """
         batch = self.by_step.get(step)
         if batch is None:
-            raise GatewayError(
-                HTTPStatus.NOT_FOUND, "BatchUnknown", f"step {step} is not open: POST /v1/batches first"
-            )
+            raise GatewayError(HTTPStatus.NOT_FOUND, "BatchUnknown", f"step {step} is not open: POST /v1/batches first")
         return batch
 
     def progress(self, step: int) -> BatchProgress:

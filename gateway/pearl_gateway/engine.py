@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from pearl_gateway.errors import EngineClosed, EngineRefused, EngineStalled, EngineUnreachable
+from pearl_gateway.errors import EngineClosedError, EngineRefusedError, EngineStalledError, EngineUnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 GATE_HEADER = "x-pearl-gate"
 _DEFAULT_VERSION = "default"
@@ -76,7 +76,7 @@ class EngineClient:
         first_seconds: float,
         stall_seconds: float,
         on_open: Callable[[Callable[[], None]], None],
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk]:
         """Stream one generation.
 
         Args:
@@ -97,9 +97,9 @@ class EngineClient:
                     url + "/inference/v1/generate", json={**body, "stream": True}, headers=self._engine, timeout=timeout
                 )
         except TimeoutError:
-            raise EngineStalled(f"{url}: no answer within {first_seconds:.1f} s") from None
+            raise EngineStalledError(f"{url}: no answer within {first_seconds:.1f} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineUnreachable(f"{url}: {error!r}") from error
+            raise EngineUnreachableError(f"{url}: {error!r}") from error
         # Closing (not releasing) breaks the connection: that is what tells the engine to stop generating.
         on_open(response.close)
         try:
@@ -107,7 +107,7 @@ class EngineClient:
             async for chunk in _read(response, url, deadline, stall_seconds):
                 yield chunk
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineUnreachable(f"{url}: {error!r}") from error
+            raise EngineUnreachableError(f"{url}: {error!r}") from error
         finally:
             response.close()
 
@@ -122,7 +122,7 @@ class EngineClient:
         answer = await self.post(url, "/inference/v1/generate", request, seconds)
         params = answer.get("kv_transfer_params")
         if not params:
-            raise EngineUnreachable(f"{url}: prefill gave no kv_transfer_params; is --kv-transfer-config set?")
+            raise EngineUnreachableError(f"{url}: prefill gave no kv_transfer_params; is --kv-transfer-config set?")
         spans = _spans(answer["choices"][0].get("weight_versions")) or []
         return Prefilled(params, spans[0].version if spans else None)
 
@@ -138,9 +138,9 @@ class EngineClient:
                 await _check(response, url)
                 return json.loads(await response.read())
         except TimeoutError:
-            raise EngineStalled(f"{url}{path}: no answer within {seconds:.1f} s") from None
+            raise EngineStalledError(f"{url}{path}: no answer within {seconds:.1f} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EngineUnreachable(f"{url}{path}: {error!r}") from error
+            raise EngineUnreachableError(f"{url}{path}: {error!r}") from error
 
     async def healthy(self, url: str) -> bool:
         """Whether the engine answers its health check."""
@@ -181,13 +181,13 @@ async def _check(response: aiohttp.ClientResponse, url: str) -> None:
         return
     content = await response.read()
     if response.status == HTTPStatus.SERVICE_UNAVAILABLE and GATE_HEADER in response.headers:
-        raise EngineClosed(f"{url}: the gate is closed")
+        raise EngineClosedError(f"{url}: the gate is closed")
     text = content[:500].decode("utf-8", "replace")
     if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        raise EngineUnreachable(f"{url}: {response.status}, engine token or --enable-scale-out is wrong: {text}")
+        raise EngineUnreachableError(f"{url}: {response.status}, engine token or --enable-scale-out is wrong: {text}")
     if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise EngineUnreachable(f"{url}: {response.status} {text}")
-    raise EngineRefused(response.status, *_refusal(content, text))
+        raise EngineUnreachableError(f"{url}: {response.status} {text}")
+    raise EngineRefusedError(response.status, *_refusal(content, text))
 
 
 def _refusal(content: bytes, text: str) -> tuple[str, object]:
@@ -209,9 +209,9 @@ async def _read(
             async with asyncio.timeout_at(deadline):
                 data = await response.content.readany()
         except TimeoutError:
-            raise EngineStalled(f"{url}: silent past its deadline") from None
+            raise EngineStalledError(f"{url}: silent past its deadline") from None
         if not data:
-            raise EngineUnreachable(f"{url}: the stream ended without a finish reason")
+            raise EngineUnreachableError(f"{url}: the stream ended without a finish reason")
         pending += data
         events = pending.split(b"\n\n")
         pending = events.pop()
@@ -232,7 +232,7 @@ def _merge(events: list[bytes], url: str) -> Chunk | None:
             continue
         message = json.loads(event[6:])
         if "error" in message:
-            raise EngineUnreachable(f"{url}: {str(message['error'])[:300]}")
+            raise EngineUnreachableError(f"{url}: {str(message['error'])[:300]}")
         for choice in message["choices"]:
             chunk = _chunk(choice)
             merged = chunk if merged is None else _join(merged, chunk)

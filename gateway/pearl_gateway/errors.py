@@ -8,9 +8,7 @@ from http import HTTPStatus
 class GatewayError(Exception):
     """An answer that is no success; `error` is the closed CamelCase reason of `Problem`."""
 
-    def __init__(
-        self, status: int, error: str, message: str, *, retry_after_seconds: float | None = None
-    ) -> None:
+    def __init__(self, status: int, error: str, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.error = error
@@ -32,19 +30,19 @@ class EngineError(Exception):
     """One call to one engine did not give its answer."""
 
 
-class EngineUnreachable(EngineError):
+class EngineUnreachableError(EngineError):
     """Connection failed, broke before the end, or the engine answered 5xx: eject it and go elsewhere."""
 
 
-class EngineStalled(EngineError):
+class EngineStalledError(EngineError):
     """A deadline passed while the connection stayed up: go elsewhere."""
 
 
-class EngineClosed(EngineError):
+class EngineClosedError(EngineError):
     """The engine is well but takes no work now (its guard's gate is closed): ask another, or it again soon."""
 
 
-class EngineRefused(EngineError):
+class EngineRefusedError(EngineError):
     """The engine understood and refused (4xx): no other engine would answer better."""
 
     def __init__(self, status: int, message: str, body: object) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pearl_api.wire.gateway import AbortTrajectory, BatchProgress, FinishTrajectory, TrajectoryExport
 from pearl_gateway.batches import Batches
 from pearl_gateway.engine import EngineClient
 from pearl_gateway.fleet import Fleet, Worker
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from pearl_api.wire.gateway import AbortTrajectory, BatchProgress, FinishTrajectory, TrajectoryExport
     from pearl_gateway.settings import Settings
     from pearl_gateway.storage import Storage
     from pearl_gateway.trajectory import Trajectory
@@ -42,7 +42,7 @@ class Routing:
 class Gateway:
     """One process's gateway. `clock` is monotonic, `wall` the time of day, `new_id` gives unique names."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what differs between a process and a test is passed in
         self,
         *,
         settings: Settings,
@@ -65,9 +65,7 @@ class Gateway:
         self.fleet = Fleet(clock, on_eject=self._probe)
         self.text = TextService(self.fleet, self.engine, clock, settings.limits.queue)
         self.batches = Batches(wall, storage)
-        self.recorder = Recorder(
-            self.tally, storage, clock, storage.read_profile() if storage is not None else None
-        )
+        self.recorder = Recorder(self.tally, storage, clock, storage.read_profile() if storage is not None else None)
         self.runner = Runner(
             fleet=self.fleet,
             engine=self.engine,
@@ -110,7 +108,9 @@ class Gateway:
     def consume(self, step: int) -> list[TrajectoryExport]:
         """Finished trajectories of a step that were not handed out before."""
         self.batches.get(step)
-        found = [one for one in self.sessions.ended() if one.step == step and one.state == "finished" and not one.consumed]
+        found = [
+            one for one in self.sessions.ended() if one.step == step and one.state == "finished" and not one.consumed
+        ]
         current = max(self.fleet.versions(), default=0)
         for one in found:
             one.consumed = True

@@ -54,8 +54,8 @@ def read_identity(headers: Mapping[str, str], body: dict[str, Any]) -> Identity:
     """
     fields = body.pop("pearl", None) or {}
     if not isinstance(fields, dict):
-        raise bad_request("field `pearl` must be an object, for example {\"trajectory\": \"t1\", \"turn\": 0}")
-    values = {field: headers.get(header) or fields.get(field) for header, field in _FIELDS.items()}
+        raise bad_request('field `pearl` must be an object, for example {"trajectory": "t1", "turn": 0}')
+    values: dict[str, Any] = {field: headers.get(header) or fields.get(field) for header, field in _FIELDS.items()}
     for header, field in _FIELDS.items():
         if values[field] is None and fields.get(field) == 0:
             values[field] = 0

@@ -17,7 +17,7 @@ from pearl_gateway.tokens_in import Rendered, TextSoFar, TokensIn, chat_so_far
 from pearl_gateway.tokens_out import TextStream, TokensOut, usage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from starlette.requests import Request
 
@@ -107,7 +107,7 @@ class Inference:
         sessions = self._gateway.sessions
         trajectory = sessions.obtain(identity)
         try:
-            return sessions.open_turn(trajectory, identity, rendered.prompt, rendered.sampling, rendered.extra)
+            return sessions.open_turn(trajectory, identity, rendered)
         except GatewayError:
             sessions.drop_if_unused(trajectory)
             raise
@@ -196,7 +196,7 @@ class Inference:
                     choice["weight_versions"] = weight_versions(turn)
                 yield _event({"request_id": request_id(turn), "choices": [choice]})
 
-    async def follow(self, turn: Turn) -> AsyncIterator[tuple[int, int]]:
+    async def follow(self, turn: Turn) -> AsyncGenerator[tuple[int, int]]:
         """Ranges of new tokens as they come; the last one may be empty and comes when the turn is settled."""
         sent = 0
         async with self._gateway.sessions.reading(turn):

@@ -12,6 +12,7 @@ import time
 import uuid
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,9 @@ import uvicorn
 
 from pearl_api.names import PORT_GATEWAY
 from pearl_gateway.app import create_app
+from pearl_gateway.cluster import PodMembership, RolloutWatch
 from pearl_gateway.gateway import Gateway
-from pearl_gateway.membership import FileMembership, PodMembership, RolloutWatch
+from pearl_gateway.membership import FileMembership
 from pearl_gateway.settings import Settings, read_settings
 from pearl_gateway.storage import Storage
 
@@ -68,9 +70,9 @@ async def _cluster_sources(gateway: Gateway) -> list[Coroutine[Any, Any, None]]:
     from kubernetes.aio import client, config  # noqa: PLC0415 - seconds of imports that a laptop does not need
 
     try:
-        config.load_incluster_config()
+        config.load_incluster_config()  # type: ignore[no-untyped-call]
     except config.ConfigException:
-        await config.load_kube_config()
+        await config.load_kube_config()  # type: ignore[no-untyped-call]
     core, custom = client.CoreV1Api(), client.CustomObjectsApi()
     settings = gateway.settings
     namespaces = dict.fromkeys([settings.namespace, *settings.trainer_namespaces])
@@ -82,7 +84,7 @@ async def _cluster_sources(gateway: Gateway) -> list[Coroutine[Any, Any, None]]:
 
     sources: list[Coroutine[Any, Any, None]] = [
         PodMembership(core, settings.rollout, namespace, settings.namespace).run(
-            gateway.fleet, lambda namespace=namespace: known(namespace)
+            gateway.fleet, partial(known, namespace)
         )
         for namespace in namespaces
     ]

@@ -32,7 +32,9 @@ class _Snapshot:
         stats, rollout = self._stats, self._stats.rollout
         totals = {**stats.counters.model_dump(), "mixed_versions": self._tally.mixed_versions}
         for name, value in totals.items():
-            family = CounterMetricFamily(f"pearl_gateway_{name}", f"Total {name.replace('_', ' ')}.", labels=["rollout"])
+            family = CounterMetricFamily(
+                f"pearl_gateway_{name}", f"Total {name.replace('_', ' ')}.", labels=["rollout"]
+            )
             family.add_metric([rollout], value)
             yield family
         live = GaugeMetricFamily("pearl_gateway_live", "Live trajectories or turns.", labels=["rollout", "state"])

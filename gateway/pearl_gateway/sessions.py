@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pearl_gateway.errors import GatewayError, bad_request, try_later
 from pearl_gateway.trajectory import Trajectory, Turn
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pearl_gateway.records import Recorder
     from pearl_gateway.settings import Limits
     from pearl_gateway.tally import Tally
+    from pearl_gateway.tokens_in import Rendered
     from pearl_gateway.turn import Runner
 
 _KEPT_ENDED = 1024
@@ -33,7 +34,7 @@ _RETRY_AFTER_SECONDS = 1.0
 class Sessions:
     """All trajectories that are not over, and the last ones that are."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts are made elsewhere
         self,
         *,
         fleet: Fleet,
@@ -82,9 +83,7 @@ class Sessions:
             if known is not None:
                 return known
             if name in self._ended:
-                raise GatewayError(
-                    HTTPStatus.CONFLICT, "TrajectoryEnded", f"trajectory {name!r} is over; use a new name"
-                )
+                raise _conflict("TrajectoryEnded", f"trajectory {name!r} is over; use a new name")
         self._admit(identity)
         now = self._clock()
         trajectory = Trajectory(
@@ -112,57 +111,60 @@ class Sessions:
         if not self._fleet.candidates():
             raise try_later("NoWorker", "no worker is ready; trajectories that run already are queued", 2.0)
 
-    def open_turn(
-        self, trajectory: Trajectory, identity: Identity, prompt: list[int], sampling: dict[str, Any], extra: dict[str, Any]
-    ) -> Turn:
+    def open_turn(self, trajectory: Trajectory, identity: Identity, rendered: Rendered) -> Turn:
         """The turn of a request: the one of the same key if there is one, else a new one; it runs.
 
         Raises:
             GatewayError: the key was used for another prompt, or is older than one already seen.
         """
-        if not prompt:
-            raise bad_request("the prompt is empty: send at least one token")
-        if len(prompt) >= self._limits.max_model_len:
-            raise bad_request(
-                f"the prompt has {len(prompt)} tokens; at most {self._limits.max_model_len - 1} leave room for an answer",
-                "ContextLength",
-            )
+        self._check_length(rendered.prompt)
         number = identity.turn if identity.turn is not None else self._next_number(trajectory)
         known = trajectory.turns.get(number)
-        if known is not None and identity.attempt < known.attempt:
-            raise GatewayError(HTTPStatus.CONFLICT, "StaleAttempt", f"turn {number} is at attempt {known.attempt}")
-        if known is not None and identity.attempt == known.attempt:
-            if known.prompt != prompt:
-                raise GatewayError(
-                    HTTPStatus.CONFLICT, "KeyReused", f"turn {number} had another prompt: raise X-Pearl-Attempt"
-                )
-            self._start(trajectory, known)
-            return known
+        if known is not None and identity.attempt <= known.attempt:
+            return self._attach(trajectory, known, identity.attempt, rendered.prompt)
         if known is not None:
             self._replace(trajectory, known)
-        self._settle_interrupted(trajectory, prompt)
-        if known is None and number < max(trajectory.turns, default=0) and identity.parent_turn is None:
-            raise GatewayError(
-                HTTPStatus.CONFLICT, "TurnPassed", f"turn {number} is over; a branch names X-Pearl-Parent-Turn"
-            )
+        elif number < max(trajectory.turns, default=0) and identity.parent_turn is None:
+            raise _conflict("TurnPassed", f"turn {number} is over; a branch names X-Pearl-Parent-Turn")
+        self._settle_interrupted(trajectory, rendered.prompt)
         if not trajectory.turns and not trajectory.ephemeral:
             self._on_start(trajectory)
-        idle_since = trajectory.idle_since
-        turn = Turn(
-            trajectory=trajectory.id,
-            number=number,
-            attempt=identity.attempt,
-            prompt=prompt,
-            sampling=sampling,
-            extra=extra,
-            min_version=self._min_version(trajectory.step) if trajectory.turns_done == 0 else None,
-            keep_logprobs=not trajectory.ephemeral and trajectory.traffic == "train",
-            accepted_at=self._clock(),
-            environment_seconds=None if idle_since is None else self._clock() - idle_since,
-        )
+        turn = self._new_turn(trajectory, number, identity.attempt, rendered)
         trajectory.turns[number] = turn
         self._start(trajectory, turn)
         return turn
+
+    def _check_length(self, prompt: list[int]) -> None:
+        if not prompt:
+            raise bad_request("the prompt is empty: send at least one token")
+        longest = self._limits.max_model_len - 1
+        if len(prompt) > longest:
+            raise bad_request(
+                f"the prompt has {len(prompt)} tokens; at most {longest} leave room for an answer", "ContextLength"
+            )
+
+    def _attach(self, trajectory: Trajectory, turn: Turn, attempt: int, prompt: list[int]) -> Turn:
+        if attempt < turn.attempt:
+            raise _conflict("StaleAttempt", f"turn {turn.number} is at attempt {turn.attempt}")
+        if turn.prompt != prompt:
+            raise _conflict("KeyReused", f"turn {turn.number} had another prompt: raise X-Pearl-Attempt")
+        self._start(trajectory, turn)
+        return turn
+
+    def _new_turn(self, trajectory: Trajectory, number: int, attempt: int, rendered: Rendered) -> Turn:
+        now, idle_since = self._clock(), trajectory.idle_since
+        return Turn(
+            trajectory=trajectory.id,
+            number=number,
+            attempt=attempt,
+            prompt=rendered.prompt,
+            sampling=rendered.sampling,
+            extra=rendered.extra,
+            min_version=self._min_version(trajectory.step) if trajectory.turns_done == 0 else None,
+            keep_logprobs=not trajectory.ephemeral and trajectory.traffic == "train",
+            accepted_at=now,
+            environment_seconds=None if idle_since is None else now - idle_since,
+        )
 
     @staticmethod
     def _next_number(trajectory: Trajectory) -> int:
@@ -291,3 +293,7 @@ class Sessions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _conflict(error: str, message: str) -> GatewayError:
+    return GatewayError(HTTPStatus.CONFLICT, error, message)

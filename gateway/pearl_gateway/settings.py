@@ -12,8 +12,8 @@
 | PEARL_STORAGE                | directory of the export, the batch log and the profile               | /var/lib/pearl |
 | PEARL_KV_LEASE_SECONDS       | how long a prefill worker keeps KV; must be what the workers have    | 10 |
 | PEARL_BORROWED_KV_LEASE_SECONDS | the same of borrowed workers                                      | 3 |
-| PEARL_KV_AGE_LIMIT_PERCENT   | share of the lease after which KV is not sent to a decode worker any more | 60 |
-| PEARL_HANDOFF_SECONDS        | deadline from decode request to its first token; never past 90 % of the lease | 10 |
+| PEARL_KV_AGE_LIMIT_PERCENT   | share of the lease after which KV is not sent any more               | 60 |
+| PEARL_HANDOFF_SECONDS        | decode request to first token; never past 90 % of the lease          | 10 |
 | PEARL_PREFILL_SECONDS        | deadline of the prefill half                                         | 120 |
 | PEARL_STALL_SECONDS          | longest silence of a generating engine                               | 120 |
 | PEARL_QUEUE_SECONDS          | longest wait of an admitted turn for a worker                        | 600 |

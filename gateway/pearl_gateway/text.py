@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from pearl_gateway.errors import EngineClosed, EngineStalled, EngineUnreachable, try_later
+from pearl_gateway.errors import EngineClosedError, EngineStalledError, EngineUnreachableError, try_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class TextService:
         """POST to an engine that answers; waits for one.
 
         Raises:
-            EngineRefused: the request itself is wrong.
+            EngineRefusedError: the request itself is wrong.
             GatewayError: no worker answered in time (retryable).
         """
         deadline = self._clock() + self._patience
@@ -49,11 +49,11 @@ class TextService:
                     continue
                 try:
                     return await self._engine.post(worker.facts.url, path, body)
-                except EngineUnreachable:
+                except EngineUnreachableError:
                     self._fleet.eject(worker)
-                except EngineClosed:
+                except EngineClosedError:
                     self._fleet.close_for(worker, _WAIT_SECONDS)
-                except EngineStalled:
+                except EngineStalledError:
                     continue
             left = deadline - self._clock()
             if left <= 0:

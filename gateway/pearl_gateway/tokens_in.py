@@ -26,6 +26,7 @@ _NOT_SAMPLING = ("prompt", "messages", "stream", "stream_options", "n", "user", 
 _UNSUPPORTED = ("echo", "suffix", "best_of", "prompt_logprobs", "use_beam_search", "prompt_embeds")
 _PASSED_ON = ("cache_salt", "priority", "reasoning_ended", "reasoning_parser_kwargs", "features")
 _SHAPES_PROMPT = ("tools", "tool_choice", "chat_template", "chat_template_kwargs", "documents", "add_special_tokens")
+_TOKENIZING = ("model", "add_special_tokens")
 _ASKER = {"role": "user", "content": "."}
 
 
@@ -64,7 +65,7 @@ class TokensIn:
 
         Raises:
             GatewayError: a field is not supported, or the prompt is of no known kind.
-            EngineRefused: the engine does not accept the request.
+            EngineRefusedError: the engine does not accept the request.
         """
         _refuse_unsupported(body)
         params = {name: value for name, value in body.items() if name not in _NOT_SAMPLING}
@@ -83,7 +84,7 @@ class TokensIn:
         if not isinstance(prompt, str):
             return prompt
         so_far = trajectory.chat if trajectory is not None else None
-        plain = {name: params[name] for name in ("model", "add_special_tokens") if name in params}
+        plain: dict[str, Any] = {name: params[name] for name in _TOKENIZING if name in params}
         if trajectory is not None and isinstance(so_far, TextSoFar) and prompt.startswith(so_far.text):
             rest = prompt[len(so_far.text) :]
             return [*trajectory.context, *(await self._tokenize(rest, {**plain, "add_special_tokens": False}))]
@@ -101,7 +102,7 @@ class TokensIn:
 
         Raises:
             GatewayError: a field is not supported.
-            EngineRefused: the engine does not accept the request.
+            EngineRefusedError: the engine does not accept the request.
         """
         _refuse_unsupported(body)
         messages = body.get("messages")
@@ -131,7 +132,9 @@ class TokensIn:
             return None, None
         base = [_ASKER, messages[known - 1]]
         before = await self._render(request, base, generation_prompt=False)
-        rendered = await self._text.call("/v1/chat/completions/render", {**request, "messages": base + messages[known:]})
+        rendered = await self._text.call(
+            "/v1/chat/completions/render", {**request, "messages": base + messages[known:]}
+        )
         ids: list[int] = rendered["token_ids"]
         if ids[: len(before)] != before:
             return None, None
@@ -143,7 +146,9 @@ class TokensIn:
         closing = self._text.recall(key)
         if closing is None:
             opened = await self._render(request, [_ASKER], generation_prompt=True)
-            closed = await self._render(request, [_ASKER, {"role": "assistant", "content": ""}], generation_prompt=False)
+            closed = await self._render(
+                request, [_ASKER, {"role": "assistant", "content": ""}], generation_prompt=False
+            )
             closing = closed[len(opened) :] if closed[: len(opened)] == opened else []
             self._text.remember(key, closing)
         ends = bool(closing) and context[-1:] == closing[:1]

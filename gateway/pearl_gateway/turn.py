@@ -17,11 +17,10 @@ from pearl_api.names import Activity
 from pearl_api.wire.gateway import SegmentReason
 from pearl_gateway.engine import Span
 from pearl_gateway.errors import (
-    EngineClosed,
-    EngineError,
-    EngineRefused,
-    EngineStalled,
-    EngineUnreachable,
+    EngineClosedError,
+    EngineRefusedError,
+    EngineStalledError,
+    EngineUnreachableError,
     GatewayError,
     try_later,
 )
@@ -61,7 +60,7 @@ class Groups:
 class Runner:
     """Runs turns; one per process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts are made elsewhere
         self,
         *,
         fleet: Fleet,
@@ -99,7 +98,7 @@ class Runner:
             except GatewayError as error:
                 turn.error = error
                 break
-            except EngineRefused as error:
+            except EngineRefusedError as error:
                 turn.error = _refused(error)
                 break
             if reason is SegmentReason.COMPLETE:
@@ -155,12 +154,12 @@ class Runner:
             reason = await self._after_abort(worker) if turn.finish_reason is None else SegmentReason.COMPLETE
         except _HandoffFailed:
             reason = SegmentReason.HANDOFF_FAILED
-        except EngineClosed:
+        except EngineClosedError:
             self._fleet.close_for(draft.called, _CLOSED_SECONDS)
             reason = SegmentReason.DRAINED
-        except EngineStalled:
+        except EngineStalledError:
             reason = SegmentReason.WORKER_LOST
-        except EngineUnreachable:
+        except EngineUnreachableError:
             if not draft.lost:
                 self._fleet.eject(draft.called)
             reason = SegmentReason.WORKER_LOST
@@ -194,7 +193,7 @@ class Runner:
         draft.called = prefill
         with self._fleet.busy(prefill, len(body["token_ids"]), draft.lose), self._tally.prefilling():
             if prefill.facts.url is None or draft.worker.facts.url is None:
-                raise EngineUnreachable("the worker has no address any more")
+                raise EngineUnreachableError("the worker has no address any more")
             call = asyncio.ensure_future(self._engine.prefill(prefill.facts.url, body, self._limits.prefill))
             draft.closers.append(call.cancel)
             try:
@@ -202,7 +201,7 @@ class Runner:
             except asyncio.CancelledError:
                 if not draft.lost:
                     raise
-                raise EngineUnreachable("a worker of the pair is gone") from None
+                raise EngineUnreachableError("a worker of the pair is gone") from None
         self._fleet.served(prefill)
         draft.called = draft.worker
         draft.handed_at = self._clock()
@@ -213,33 +212,18 @@ class Runner:
             self._tally.handoff_failures += 1
             draft.prefill = None
             return
-        draft.kv_version = done.version
+        draft.kv_version, draft.kv_sent = done.version, True
         body["kv_transfer_params"] = done.kv_transfer_params
 
-    async def _stream(
-        self,
-        draft: _Draft,
-        body: dict[str, Any],
-        busy: Busy,
-    ) -> None:
-        turn, worker, first_seconds = draft.turn, draft.worker, self._limits.stall
-        if worker.facts.url is None:
-            raise EngineUnreachable("the worker has no address any more")
-        stops = self._stop_watch(turn) if draft.start and turn.sampling.get("stop") else None
-        if stops is not None:
-            # From the first resume on, stop strings may cross the seam: they are found in the joined text instead.
-            body["sampling_params"] = {**body["sampling_params"], "stop": []}
-            await stops.begin()
-        if draft.prefill is not None and draft.handed_at is not None:
-            borrowed, age = draft.prefill.facts.borrowed, self._clock() - draft.handed_at
-            if age > self._limits.kv_age_share * self._limits.lease(borrowed=borrowed):
-                self._tally.handoff_failures += 1
-                raise _HandoffFailed
-            first_seconds = self._limits.fetch_by(borrowed=borrowed, age=age)
+    async def _stream(self, draft: _Draft, body: dict[str, Any], busy: Busy) -> None:
+        turn, url = draft.turn, draft.worker.facts.url
+        if url is None:
+            raise EngineUnreachableError("the worker has no address any more")
+        stops = await self._watch_stops(draft, body)
         chunks = self._engine.generate(
-            worker.facts.url,
+            url,
             body,
-            first_seconds=first_seconds,
+            first_seconds=self._first_token_by(draft),
             stall_seconds=self._limits.stall,
             on_open=draft.closers.append,
         )
@@ -253,10 +237,29 @@ class Runner:
                         self._final_chunk(turn, draft, chunk)
                     if stops is not None and await stops.check():
                         return
-        except EngineStalled:
-            if draft.first and draft.handed_at is not None and draft.prefill is not None:
+        except EngineStalledError:
+            if draft.first and draft.kv_sent:
                 await self._handoff_stalled(draft)
             raise
+
+    async def _watch_stops(self, draft: _Draft, body: dict[str, Any]) -> StopWatch | None:
+        if not draft.start or not draft.turn.sampling.get("stop"):
+            return None
+        # From the first resume on, stop strings may cross the seam: they are found in the joined text instead.
+        body["sampling_params"] = {**body["sampling_params"], "stop": []}
+        stops = self._stop_watch(draft.turn)
+        await stops.begin()
+        return stops
+
+    def _first_token_by(self, draft: _Draft) -> float:
+        """Seconds until the first token must be there; raises _HandoffFailed if the KV is too old to be sent."""
+        if not draft.kv_sent or draft.prefill is None:
+            return self._limits.stall
+        borrowed, age = draft.prefill.facts.borrowed, self._clock() - draft.handed_at
+        if age > self._limits.kv_age_share * self._limits.lease(borrowed=borrowed):
+            self._tally.handoff_failures += 1
+            raise _HandoffFailed
+        return self._limits.fetch_by(borrowed=borrowed, age=age)
 
     def _first_chunk(self, turn: Turn, draft: _Draft, busy: Busy) -> None:
         draft.first = False
@@ -322,6 +325,7 @@ class _Draft:
         "closers",
         "first",
         "handed_at",
+        "kv_sent",
         "kv_version",
         "lost",
         "prefill",
@@ -340,7 +344,8 @@ class _Draft:
         self.start = len(turn.token_ids)
         self.first = True
         self.lost = False
-        self.handed_at: float | None = None
+        self.handed_at = 0.0
+        self.kv_sent = False
         self.kv_version: int | None = None
         self.version_before = worker.weight_version
         self.spans: list[Span] | None = None
@@ -401,5 +406,5 @@ def derived_seed(seed: int, segment: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{segment}".encode()).digest()[:4]) & 0x7FFFFFFF
 
 
-def _refused(error: EngineRefused) -> GatewayError:
+def _refused(error: EngineRefusedError) -> GatewayError:
     return GatewayError(error.status or HTTPStatus.BAD_REQUEST, "Refused", str(error))

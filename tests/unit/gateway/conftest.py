@@ -1,4 +1,4 @@
-"""An engine in this process, over loopback, that speaks vLLM's wire with tokens that depend only on what precedes them."""
+"""An engine in this process, over loopback: vLLM's wire, and tokens that depend only on what precedes them."""
 
 import asyncio
 import json
@@ -106,7 +106,9 @@ class FakeEngine:
         body = await request.json()
         self.requests.append(body)
         if self.refuse:
-            return web.json_response({"error": {"message": "bad token", "type": "BadRequestError", "code": 400}}, status=400)
+            return web.json_response(
+                {"error": {"message": "bad token", "type": "BadRequestError", "code": 400}}, status=400
+            )
         if self.gate_closed:
             return web.json_response({"error": {"message": "closed"}}, status=503, headers={"x-pearl-gate": "closed"})
         kv = body.get("kv_transfer_params")
@@ -122,7 +124,12 @@ class FakeEngine:
             self.kv[name] = body["token_ids"]
             params = {"do_remote_prefill": True, "do_remote_decode": False, "remote_request_id": name}
         tokens = continuation(body["token_ids"], body["sampling_params"]["max_tokens"], self.version)
-        choice = {"index": 0, "token_ids": tokens, "finish_reason": "length", "weight_versions": self._spans(len(tokens))}
+        choice = {
+            "index": 0,
+            "token_ids": tokens,
+            "finish_reason": "length",
+            "weight_versions": self._spans(len(tokens)),
+        }
         return web.json_response({"choices": [choice], "kv_transfer_params": params})
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -163,7 +170,7 @@ class FakeEngine:
             raise
         return response
 
-    async def _send(
+    async def _send(  # noqa: PLR0913, PLR0917 - one event of the stream
         self,
         response: web.StreamResponse,
         body: dict[str, Any],
@@ -275,7 +282,6 @@ class Bench:
         body = {"token_ids": prompt, "sampling_params": sampling, **more}
         return await self.client.post("/inference/v1/generate", json=body, headers=headers)
 
-
     @staticmethod
     def tokens(response: httpx.Response) -> list[int]:
         assert response.status_code == 200, response.text
@@ -285,7 +291,7 @@ class Bench:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something another task brings about."""
         async with asyncio.timeout(10):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
                 await asyncio.sleep(0.005)
 
     def received(self, trajectory: str) -> int:
@@ -319,7 +325,9 @@ async def make_bench(limits: Limits, **settings: Any) -> AsyncIterator[Bench]:
         )
         transport = httpx.ASGITransport(create_app(gateway))
         headers = {"Authorization": "Bearer secret"}
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers, timeout=20) as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://gateway", headers=headers, timeout=20
+        ) as client:
             bench = Bench(gateway, client)
             try:
                 yield bench

@@ -1,7 +1,10 @@
 """What a batch is, who may start, what survives a restart."""
 
+from __future__ import annotations
+
 import asyncio
 import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,14 +13,19 @@ from pearl_gateway.batches import Batches
 from pearl_gateway.errors import GatewayError
 from pearl_gateway.storage import Storage
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-async def post(bench, path, body=None):
+    from conftest import Bench
+
+
+async def post(bench: Bench, path: str, body: dict[str, Any] | None = None) -> Any:
     response = await bench.client.post(path, json=body or {})
     assert response.status_code == 200, response.text
     return response.json()
 
 
-async def test_batch_counts_complete_groups_and_gives_its_trajectories_once(bench):
+async def test_batch_counts_complete_groups_and_gives_its_trajectories_once(bench: Bench) -> None:
     await bench.engine()
     await post(bench, "/v1/batches", {"step": 4, "groups": 2, "groupSize": 2, "needGroups": 1})
     for name in ("t1", "t2", "t3"):
@@ -38,7 +46,7 @@ async def test_batch_counts_complete_groups_and_gives_its_trajectories_once(benc
     assert (await post(bench, "/v1/batches/4/close"))["closed"] is True
 
 
-async def test_unfinished_trajectories_are_told_to_the_planner(bench):
+async def test_unfinished_trajectories_are_told_to_the_planner(bench: Bench) -> None:
     await bench.engine()
     await post(bench, "/v1/batches", {"step": 1, "groups": 1, "groupSize": 2})
     await bench.generate([1, 2], 3, headers={"X-Pearl-Group": "g"})
@@ -51,7 +59,7 @@ async def test_unfinished_trajectories_are_told_to_the_planner(bench):
     assert stats["workers"][0]["residentTokens"] == 5
 
 
-async def test_unknown_batch_and_ended_trajectory_are_refused_with_the_reason(bench):
+async def test_unknown_batch_and_ended_trajectory_are_refused_with_the_reason(bench: Bench) -> None:
     await bench.engine()
     response = await bench.client.post("/v1/batches/9/finish", json={"trajectory": "t"})
     assert (response.status_code, response.json()["error"]) == (404, "BatchUnknown")
@@ -62,7 +70,7 @@ async def test_unknown_batch_and_ended_trajectory_are_refused_with_the_reason(be
     assert (response.status_code, response.json()["error"]["type"]) == (409, "TrajectoryEnded")
 
 
-async def test_window_holds_new_groups_until_one_is_over(bench):
+async def test_window_holds_new_groups_until_one_is_over(bench: Bench) -> None:
     await bench.engine()
     bench.gateway.routing.window = 2
     await post(bench, "/v1/batches", {"step": 1, "groups": 2, "groupSize": 2})
@@ -76,7 +84,7 @@ async def test_window_holds_new_groups_until_one_is_over(bench):
     assert (await waiting)["granted"]
 
 
-async def test_stale_trajectories_hold_new_groups_until_they_are_consumed(bench):
+async def test_stale_trajectories_hold_new_groups_until_they_are_consumed(bench: Bench) -> None:
     await bench.engine()
     bench.gateway.routing.max_staleness = 1
     await post(bench, "/v1/batches", {"step": 1, "groups": 1, "groupSize": 1})
@@ -89,7 +97,7 @@ async def test_stale_trajectories_hold_new_groups_until_they_are_consumed(bench)
     assert (await post(bench, "/v1/permits", ask))["granted"]
 
 
-def test_batches_survive_a_restart_and_a_torn_line(tmp_path):
+def test_batches_survive_a_restart_and_a_torn_line(tmp_path: Path) -> None:
     storage = Storage(tmp_path, time.monotonic)
     batches = Batches(time.time, storage)
     batches.open(OpenBatch(step=3, groups=1, group_size=1))
@@ -107,7 +115,7 @@ def test_batches_survive_a_restart_and_a_torn_line(tmp_path):
     storage.close()
 
 
-def test_step_is_not_reopened_with_other_numbers():
+def test_step_is_not_reopened_with_other_numbers() -> None:
     batches = Batches(time.time)
     batches.open(OpenBatch(step=1, groups=1, group_size=1))
     with pytest.raises(GatewayError, match="use a new step"):

@@ -1,24 +1,31 @@
 """What the watch says becomes facts; what the CR says becomes routing parameters."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 from pearl_api.names import Activity, Role
+from pearl_gateway.cluster import apply_rollout, pod_facts
 from pearl_gateway.fleet import Fleet, WorkerFacts
 from pearl_gateway.gateway import Routing
-from pearl_gateway.membership import apply_rollout, pod_facts, read_workers
+from pearl_gateway.membership import read_workers
 from pearl_gateway.settings import Limits, read_settings
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def pod(**more):
+
+def pod(**more: Any) -> dict[str, Any]:
     labels = {"pearl.dev/role": "decode", "pearl.dev/role-epoch": "7", "pearl.dev/activity": "active"}
-    made = {
+    return {
         "metadata": {"uid": "u1", "name": "r-w0-0", "labels": labels, **more},
         "status": {"podIP": "10.1.0.4", "conditions": [{"type": "Ready", "status": "True"}]},
     }
-    return made
 
 
-def test_pod_becomes_facts():
+def test_pod_becomes_facts() -> None:
     assert pod_facts(pod()) == WorkerFacts(
         uid="u1",
         pod="r-w0-0",
@@ -31,22 +38,22 @@ def test_pod_becomes_facts():
     )
 
 
-def test_pod_that_is_deleted_drains():
+def test_pod_that_is_deleted_drains() -> None:
     assert pod_facts(pod(deletionTimestamp="2026-01-01T00:00:00Z")).activity is Activity.DRAINING
 
 
-def test_pod_without_address_or_conditions_is_not_ready():
+def test_pod_without_address_or_conditions_is_not_ready() -> None:
     facts = pod_facts({"metadata": {"uid": "u", "name": "p"}})
     assert (facts.url, facts.ready, facts.role) == (None, False, Role.COLOCATED)
 
 
-def test_static_file_needs_urls():
+def test_static_file_needs_urls() -> None:
     assert read_workers('[{"url": "http://h:1/", "role": "prefill"}]')[0].url == "http://h:1"
     with pytest.raises(ValueError, match="list of objects with `url`"):
         read_workers('[{"role": "prefill"}]')
 
 
-def test_routing_follows_the_rollout():
+def test_routing_follows_the_rollout() -> None:
     routing = Routing(local_append_tokens=64, window=None, max_staleness=1)
     status = {"routing": {"localAppendTokens": 200, "inFlightWindow": 12}}
     apply_rollout({"spec": {"weights": {"maxStaleness": 3}}, "status": status}, routing)
@@ -55,7 +62,7 @@ def test_routing_follows_the_rollout():
     assert routing == Routing(local_append_tokens=200, window=12, max_staleness=3)
 
 
-async def test_worker_that_comes_back_is_loaded_slowly():
+async def test_worker_that_comes_back_is_loaded_slowly() -> None:
     now = [0.0]
     fleet = Fleet(lambda: now[0])
     for uid in ("a", "b"):
@@ -70,7 +77,7 @@ async def test_worker_that_comes_back_is_loaded_slowly():
     assert [one.load for one in fleet.candidates()] == [0.0, 3.0]
 
 
-def test_settings_name_the_variable_that_is_wrong(tmp_path):
+def test_settings_name_the_variable_that_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "client").write_text("c\n")
     base = {"PEARL_ROLLOUT": "r", "PEARL_TOKENS": str(tmp_path)}
     assert read_settings(base).tokens.client == "c"

@@ -1,28 +1,40 @@
 """Completions and chat become token ids and come back as text; history is never tokenised anew."""
 
+from __future__ import annotations
+
 import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import httpx
+
+    from conftest import Bench
 
 TRAJECTORY = {"X-Pearl-Trajectory": "t1"}
 
 
-def events(response):
+def events(response: httpx.Response) -> list[dict[str, Any]]:
     assert response.status_code == 200, response.text
     lines = response.text.strip().split("\n\n")
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line[6:]) for line in lines[:-1]]
 
 
-async def complete(bench, prompt, headers=None, **more):
+async def complete(
+    bench: Bench, prompt: str | list[str], headers: dict[str, str] | None = None, **more: Any
+) -> httpx.Response:
     body = {"prompt": prompt, "max_tokens": 6, "temperature": 0.0, **more}
     return await bench.client.post("/v1/completions", json=body, headers=headers or {})
 
 
-async def chat(bench, messages, headers=None, **more):
+async def chat(
+    bench: Bench, messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **more: Any
+) -> httpx.Response:
     body = {"messages": messages, "max_tokens": 6, "temperature": 0.0, **more}
     return await bench.client.post("/v1/chat/completions", json=body, headers=headers or {})
 
 
-async def test_completion_is_the_text_of_the_engines_tokens(bench):
+async def test_completion_is_the_text_of_the_engines_tokens(bench: Bench) -> None:
     await bench.engine()
     answer = (await complete(bench, "hello")).json()
     prompt = [ord(one) for one in "hello"]
@@ -30,7 +42,7 @@ async def test_completion_is_the_text_of_the_engines_tokens(bench):
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
 
 
-async def test_text_that_continues_a_trajectory_keeps_the_logged_ids(bench):
+async def test_text_that_continues_a_trajectory_keeps_the_logged_ids(bench: Bench) -> None:
     await bench.engine()
     first = (await complete(bench, "hello", TRAJECTORY)).json()["choices"][0]["text"]
     await complete(bench, "hello" + first + " more", TRAJECTORY)
@@ -41,7 +53,7 @@ async def test_text_that_continues_a_trajectory_keeps_the_logged_ids(bench):
     assert [one["reason"] for one in export["segments"]] == ["complete", "complete"]
 
 
-async def test_several_samples_become_several_requests(bench):
+async def test_several_samples_become_several_requests(bench: Bench) -> None:
     engine = await bench.engine()
     answer = (await complete(bench, ["ab", "cd"], n=2)).json()
     assert [one["index"] for one in answer["choices"]] == [0, 1, 2, 3]
@@ -50,7 +62,7 @@ async def test_several_samples_become_several_requests(bench):
     assert len(engine.requests) == 4
 
 
-async def test_stop_string_is_not_in_the_text(bench):
+async def test_stop_string_is_not_in_the_text(bench: Bench) -> None:
     await bench.engine()
     prompt = [ord(one) for one in "hello"]
     text = bench.text_of(bench.continuation(prompt, 20))
@@ -58,7 +70,7 @@ async def test_stop_string_is_not_in_the_text(bench):
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text[:4], "stop", text[4:6])
 
 
-async def test_streamed_text_equals_the_whole_one_and_holds_stop_strings_back(bench):
+async def test_streamed_text_equals_the_whole_one_and_holds_stop_strings_back(bench: Bench) -> None:
     await bench.engine()
     prompt = [ord(one) for one in "hello"]
     text = bench.text_of(bench.continuation(prompt, 20))
@@ -67,7 +79,7 @@ async def test_streamed_text_equals_the_whole_one_and_holds_stop_strings_back(be
     assert found[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_chat_continues_with_the_generated_ids_and_renders_only_what_is_new(bench):
+async def test_chat_continues_with_the_generated_ids_and_renders_only_what_is_new(bench: Bench) -> None:
     engine = await bench.engine()
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
     answer = (await chat(bench, messages, TRAJECTORY)).json()["choices"][0]["message"]
@@ -81,7 +93,7 @@ async def test_chat_continues_with_the_generated_ids_and_renders_only_what_is_ne
     assert (await bench.stats())["counters"]["prefixBroken"] == 0
 
 
-async def test_chat_that_edits_history_is_rendered_whole_and_counted(bench):
+async def test_chat_that_edits_history_is_rendered_whole_and_counted(bench: Bench) -> None:
     engine = await bench.engine()
     messages = [{"role": "user", "content": "hi"}]
     await chat(bench, messages, TRAJECTORY)
@@ -91,7 +103,7 @@ async def test_chat_that_edits_history_is_rendered_whole_and_counted(bench):
     assert (await bench.stats())["counters"]["prefixBroken"] == 1
 
 
-async def test_streamed_chat_is_continued_like_a_whole_one(bench):
+async def test_streamed_chat_is_continued_like_a_whole_one(bench: Bench) -> None:
     engine = await bench.engine()
     messages = [{"role": "user", "content": "hi"}]
     found = events(await chat(bench, messages, TRAJECTORY, stream=True, stream_options={"include_usage": True}))
@@ -99,11 +111,13 @@ async def test_streamed_chat_is_continued_like_a_whole_one(bench):
     prompt = bench.render_chat(messages, add_generation_prompt=True)
     assert text == bench.text_of(bench.continuation(prompt, 6))
     assert found[-1]["usage"]["completion_tokens"] == 6
-    await chat(bench, [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "go"}], TRAJECTORY)
+    await chat(
+        bench, [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "go"}], TRAJECTORY
+    )
     assert engine.requests[-1]["token_ids"][: len(prompt) + 6] == prompt + bench.continuation(prompt, 6)
 
 
-async def test_what_is_not_supported_is_named(bench):
+async def test_what_is_not_supported_is_named(bench: Bench) -> None:
     await bench.engine()
     response = await complete(bench, "a", echo=True)
     assert (response.status_code, response.json()["error"]["message"]) == (
@@ -114,7 +128,7 @@ async def test_what_is_not_supported_is_named(bench):
     assert "one trajectory per sample" in response.json()["error"]["message"]
 
 
-async def test_without_the_token_nobody_is_served(bench):
+async def test_without_the_token_nobody_is_served(bench: Bench) -> None:
     await bench.engine()
     response = await bench.client.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": "Bearer no"})
     assert response.status_code == 401

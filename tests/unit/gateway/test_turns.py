@@ -1,12 +1,18 @@
 """A turn gets its whole answer, whatever happens to workers."""
 
+from __future__ import annotations
+
 import asyncio
 import json
+from typing import TYPE_CHECKING
 
 from pearl_api.names import Activity, Role
 
+if TYPE_CHECKING:
+    from conftest import Bench
 
-async def test_answer_and_logprobs_are_the_engines(bench):
+
+async def test_answer_and_logprobs_are_the_engines(bench: Bench) -> None:
     await bench.engine()
     response = await bench.generate([5, 6, 7], 8, sampling={"logprobs": 0})
     expected = bench.continuation([5, 6, 7], 8)
@@ -17,7 +23,7 @@ async def test_answer_and_logprobs_are_the_engines(bench):
     assert choice["finish_reason"] == "length"
 
 
-async def test_worker_that_dies_in_mid_answer_costs_no_token(bench):
+async def test_worker_that_dies_in_mid_answer_costs_no_token(bench: Bench) -> None:
     dying = await bench.engine(stop_after=5)
     bench.gateway.fleet.workers["a"].weight_version = 0
     await bench.engine()
@@ -36,7 +42,7 @@ async def test_worker_that_dies_in_mid_answer_costs_no_token(bench):
     assert (counters["resumes"], counters["lostTurns"]) == (1, 0)
 
 
-async def test_resume_asks_only_for_what_is_missing(bench):
+async def test_resume_asks_only_for_what_is_missing(bench: Bench) -> None:
     await bench.engine(stop_after=4)
     second = await bench.engine()
     await bench.generate([1, 2], 10, sampling={"min_tokens": 6, "seed": 7})
@@ -47,7 +53,7 @@ async def test_resume_asks_only_for_what_is_missing(bench):
     assert resumed["sampling_params"]["seed"] != 7
 
 
-async def test_aborted_answer_is_resumed_under_the_new_weights_and_the_segments_say_so(bench):
+async def test_aborted_answer_is_resumed_under_the_new_weights_and_the_segments_say_so(bench: Bench) -> None:
     await bench.engine(abort_after=3, version_after_abort=1)
     answer = bench.tokens(await bench.generate([9], 6))
     first = bench.continuation([9], 3)
@@ -57,7 +63,7 @@ async def test_aborted_answer_is_resumed_under_the_new_weights_and_the_segments_
     assert [one["reason"] for one in export["segments"]] == ["weightsUpdated", "complete"]
 
 
-async def test_only_worker_comes_back_and_the_turn_is_completed_on_it(bench):
+async def test_only_worker_comes_back_and_the_turn_is_completed_on_it(bench: Bench) -> None:
     engine = await bench.engine(stop_after=3)
     task = asyncio.create_task(bench.generate([4], 7))
     await bench.until(lambda: engine.runner is None)
@@ -66,14 +72,14 @@ async def test_only_worker_comes_back_and_the_turn_is_completed_on_it(bench):
     assert bench.tokens(await task) == bench.continuation([4], 7)
 
 
-async def test_closed_gate_sends_the_turn_elsewhere_without_ejecting_the_worker(bench):
+async def test_closed_gate_sends_the_turn_elsewhere_without_ejecting_the_worker(bench: Bench) -> None:
     await bench.engine(gate_closed=True)
     await bench.engine()
     assert bench.tokens(await bench.generate([1], 3)) == bench.continuation([1], 3)
     assert not bench.gateway.fleet.workers["a"].ejected
 
 
-async def test_removed_pod_is_left_at_once(bench):
+async def test_removed_pod_is_left_at_once(bench: Bench) -> None:
     stuck = await bench.engine(stall_after=2)
     await bench.engine()
     task = asyncio.create_task(bench.generate([8], 5))
@@ -84,7 +90,7 @@ async def test_removed_pod_is_left_at_once(bench):
         assert bench.tokens(await task) == bench.continuation([8], 5)
 
 
-async def test_draining_worker_gets_nothing_new(bench):
+async def test_draining_worker_gets_nothing_new(bench: Bench) -> None:
     draining = await bench.engine()
     bench.place(draining, activity=Activity.DRAINING)
     other = await bench.engine()
@@ -92,14 +98,14 @@ async def test_draining_worker_gets_nothing_new(bench):
     assert (len(draining.requests), len(other.requests)) == (0, 1)
 
 
-async def test_refusal_of_the_engine_reaches_the_client_and_is_not_repeated(bench):
+async def test_refusal_of_the_engine_reaches_the_client_and_is_not_repeated(bench: Bench) -> None:
     engine = await bench.engine(refuse=True)
     response = await bench.generate([1], 2)
     assert (response.status_code, len(engine.requests)) == (400, 1)
     assert response.json()["error"]["message"] == "bad token"
 
 
-async def test_stop_string_across_the_seam_of_two_segments_is_found(bench):
+async def test_stop_string_across_the_seam_of_two_segments_is_found(bench: Bench) -> None:
     answer = bench.continuation([3], 10)
     stop = bench.text_of(answer)[3:6]
     await bench.engine(stop_after=4)
@@ -109,13 +115,13 @@ async def test_stop_string_across_the_seam_of_two_segments_is_found(bench):
     assert response.json()["choices"][0]["stop_reason"] == stop
 
 
-async def test_without_any_worker_new_trajectories_are_told_when_to_retry(bench):
+async def test_without_any_worker_new_trajectories_are_told_when_to_retry(bench: Bench) -> None:
     response = await bench.generate([1], 2)
     assert response.status_code == 503
     assert response.headers["Retry-After"] == "2"
 
 
-async def test_running_trajectory_waits_for_a_worker(bench):
+async def test_running_trajectory_waits_for_a_worker(bench: Bench) -> None:
     engine = await bench.engine()
     first = bench.tokens(await bench.generate([1], 2))
     bench.gateway.fleet.remove("a")
@@ -125,7 +131,7 @@ async def test_running_trajectory_waits_for_a_worker(bench):
     assert bench.tokens(await task) == bench.continuation([1, *first], 2)
 
 
-async def test_client_that_leaves_stops_the_engine_and_a_repeat_continues(bench):
+async def test_client_that_leaves_stops_the_engine_and_a_repeat_continues(bench: Bench) -> None:
     engine = await bench.engine(stall_after=3)
     task = asyncio.create_task(bench.generate([6], 8, turn=0))
     await bench.until(lambda: bench.received("t1") == 3)
@@ -137,14 +143,14 @@ async def test_client_that_leaves_stops_the_engine_and_a_repeat_continues(bench)
     assert engine.requests[-1]["token_ids"] == [6, *bench.continuation([6], 3)]
 
 
-async def test_repeat_of_a_finished_turn_generates_nothing(bench):
+async def test_repeat_of_a_finished_turn_generates_nothing(bench: Bench) -> None:
     engine = await bench.engine()
     first = bench.tokens(await bench.generate([6], 4, turn=0))
     assert bench.tokens(await bench.generate([6], 4, turn=0)) == first
     assert len(engine.requests) == 1
 
 
-async def test_new_attempt_replaces_the_turn_in_the_log(bench):
+async def test_new_attempt_replaces_the_turn_in_the_log(bench: Bench) -> None:
     engine = await bench.engine()
     await bench.generate([6], 4, turn=0)
     engine.version = 1
@@ -155,7 +161,7 @@ async def test_new_attempt_replaces_the_turn_in_the_log(bench):
     assert export["turns"] == 1
 
 
-async def test_prompt_that_does_not_extend_the_log_opens_a_new_context(bench):
+async def test_prompt_that_does_not_extend_the_log_opens_a_new_context(bench: Bench) -> None:
     await bench.engine()
     first = bench.tokens(await bench.generate([1, 2], 2))
     second = bench.tokens(await bench.generate([1, 9], 2))
@@ -169,7 +175,7 @@ async def test_prompt_that_does_not_extend_the_log_opens_a_new_context(bench):
     assert (await bench.stats())["counters"]["prefixBroken"] == 1
 
 
-async def test_prefill_and_decode_give_the_colocated_answer(bench):
+async def test_prefill_and_decode_give_the_colocated_answer(bench: Bench) -> None:
     prefill = await bench.engine(Role.PREFILL)
     decode = await bench.engine(Role.DECODE)
     assert bench.tokens(await bench.generate([1, 2, 3, 4, 5], 6)) == bench.continuation([1, 2, 3, 4, 5], 6)
@@ -178,7 +184,7 @@ async def test_prefill_and_decode_give_the_colocated_answer(bench):
     assert (segment["worker"], segment["prefillWorker"]) == ("pod-b", "pod-a")
 
 
-async def test_few_new_tokens_are_appended_on_the_decode_worker(bench):
+async def test_few_new_tokens_are_appended_on_the_decode_worker(bench: Bench) -> None:
     prefill = await bench.engine(Role.PREFILL)
     await bench.engine(Role.DECODE)
     prompt = [1, 2, 3, 4, 5]
@@ -189,7 +195,7 @@ async def test_few_new_tokens_are_appended_on_the_decode_worker(bench):
     assert (await bench.stats())["counters"]["localAppends"] == 1
 
 
-async def test_handoff_that_does_not_arrive_is_recomputed_within_its_deadline(bench):
+async def test_handoff_that_does_not_arrive_is_recomputed_within_its_deadline(bench: Bench) -> None:
     await bench.engine(Role.PREFILL)
     decode = await bench.engine(Role.DECODE, stall_after=0)
     task = asyncio.create_task(bench.generate([1, 2, 3, 4, 5, 6], 4))
@@ -201,7 +207,7 @@ async def test_handoff_that_does_not_arrive_is_recomputed_within_its_deadline(be
     assert (await bench.stats())["counters"]["handoffFailures"] == 1
 
 
-async def test_kv_of_other_weights_is_never_sent(bench):
+async def test_kv_of_other_weights_is_never_sent(bench: Bench) -> None:
     await bench.engine(Role.PREFILL, version=1)
     decode = await bench.engine(Role.DECODE)
     bench.gateway.fleet.workers["b"].weight_version = 0
@@ -209,7 +215,7 @@ async def test_kv_of_other_weights_is_never_sent(bench):
     assert decode.fetched == 0
 
 
-async def test_dead_prefill_worker_does_not_stop_the_turn(bench):
+async def test_dead_prefill_worker_does_not_stop_the_turn(bench: Bench) -> None:
     prefill = await bench.engine(Role.PREFILL)
     await bench.engine(Role.DECODE)
     await prefill.stop()
@@ -217,7 +223,7 @@ async def test_dead_prefill_worker_does_not_stop_the_turn(bench):
     assert (await bench.stats())["counters"]["degradedTurns"] == 1
 
 
-async def test_role_flip_is_acknowledged_and_routed_by_at_once(bench):
+async def test_role_flip_is_acknowledged_and_routed_by_at_once(bench: Bench) -> None:
     first, second = await bench.engine(), await bench.engine()
     bench.place(first, Role.PREFILL, epoch=3)
     bench.place(second, Role.DECODE, epoch=3)
@@ -231,7 +237,7 @@ async def test_role_flip_is_acknowledged_and_routed_by_at_once(bench):
     assert (len(first.requests), second.fetched) == (1, 1)
 
 
-async def test_streamed_tokens_are_the_whole_answer_in_order(bench):
+async def test_streamed_tokens_are_the_whole_answer_in_order(bench: Bench) -> None:
     await bench.engine(stop_after=3)
     await bench.engine(tokens_per_chunk=2)
     events = (await bench.generate([1], 9, stream=True)).text.strip().split("\n\n")
