@@ -132,9 +132,9 @@ def _victim_roles(live: Sequence[Worker], victims: Mapping[Zone, int], shape: Sh
 
     for zone, count in victims.items():
         for _ in range(count):
-            if not place(zone, set()):  # no surplus left to take: the role with most to spare in this zone
-                spare = max(Role, key=lambda role: have[zone, role] - taken[zone, role])
-                taken[zone, spare] += 1
+            if not place(zone, set()):  # no surplus left to take: of what the zone has, the most common role
+                left = {role: totals[role] - sum(taken[other, role] for other in Zone) for role in Role}
+                taken[zone, max(Role, key=lambda role: (have[zone, role] > taken[zone, role], left[role]))] += 1
     return taken
 
 

@@ -184,7 +184,10 @@ def sizes(snapshot: Snapshot) -> Sizes:
     low = min(-(-budget.elastic_min_gpus // per), limit)
     if reserved + borrowed + low == 0 and limit > 0:
         low = 1
-    return Sizes(reserved, low, max(low, min(limit, _reachable(snapshot, present))), min(present, limit), borrowed)
+    high = max(low, min(limit, _reachable(snapshot, present)))
+    wanted = sum(1 for slot in snapshot.target.slots if slot.zone is Zone.ELASTIC) if snapshot.target else 0
+    kept = max(min(present, limit), min(wanted, high))  # one that died is replaced where there is room
+    return Sizes(reserved, low, high, kept, borrowed)
 
 
 def _reachable(snapshot: Snapshot, present: int) -> int:
