@@ -93,11 +93,6 @@ def _storage(spec: PearlRolloutSpec) -> dict[str, Any]:
     return {"emptyDir": {"sizeLimit": storage.size_limit}}
 
 
-def _zones(spec: PearlRolloutSpec) -> list[Zone]:
-    """Zones that workers can be in; the shortest KV lease among them is what the gateway must keep to."""
-    return [Zone.RESERVED, Zone.BORROWED] if spec.capacity.borrowed.max_gpus else [Zone.RESERVED]
-
-
 def _container(rollout: RolloutFact, spec: PearlRolloutSpec, settings: Settings) -> dict[str, Any]:
     environment = {
         "PEARL_ROLLOUT": rollout.key.name,
@@ -108,7 +103,9 @@ def _container(rollout: RolloutFact, spec: PearlRolloutSpec, settings: Settings)
         "PEARL_AUTH": spec.gateway.auth,
         "PEARL_MODEL": spec.model.name,
         "PEARL_MAX_MODEL_LEN": str(spec.engine.max_model_len),
-        common.KV_LEASE_VARIABLE: f"{min(common.kv_lease_seconds(spec, zone) for zone in _zones(spec)):g}",
+        # By zone: the gateway knows which workers are borrowed, and only theirs is short.
+        common.KV_LEASE_VARIABLE: f"{common.kv_lease_seconds(spec, Zone.RESERVED):g}",
+        "PEARL_BORROWED_KV_LEASE_SECONDS": f"{common.kv_lease_seconds(spec, Zone.BORROWED):g}",
     }
     return {
         "name": CONTAINER,
