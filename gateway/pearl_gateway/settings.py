@@ -5,7 +5,7 @@
 | PEARL_ROLLOUT                | name of the PearlRollout                                             | required |
 | PEARL_NAMESPACE              | namespace of the PearlRollout                                        | default |
 | PEARL_TRAINER_NAMESPACES     | further namespaces with borrowed workers, comma separated            | none |
-| PEARL_TOKENS                 | directory with the files agent, engine, gateway, client              | /etc/pearl/tokens |
+| PEARL_TOKENS                 | directory with the files agent, engine, gateway, client | /etc/pearl/tokens |
 | PEARL_AUTH                   | Token, or None for an open gateway                                   | Token |
 | PEARL_MODEL                  | served model name; unset: whatever the client writes is passed on    | unset |
 | PEARL_MAX_MODEL_LEN          | longest context in tokens                                            | 32768 |
