@@ -22,7 +22,8 @@ RUN /opt/build/bin/hatchling build -t wheel -d /dist \
 
 FROM ${BASE}
 COPY --from=build /opt/pearl /opt/pearl
-ENV PATH=/opt/pearl/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+# LOGNAME: kopf asks who runs it, and the user of a pod need not be in /etc/passwd.
+ENV PATH=/opt/pearl/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp LOGNAME=pearl
 USER 65532:65532
 WORKDIR /tmp
 EXPOSE 8080 8090

@@ -1,0 +1,208 @@
+"""The chart on a real API server: what runs, what it may do, what stays when it goes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from pearl_api import names
+from pearl_dev.errors import CommandError
+from pearl_dev.images import Recipe, build
+from pearl_dev.product import OPERATOR_INPUTS
+from pearl_dev.progress import Progress
+from pearl_dev.shell import wait_until
+from pearl_operator import kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pearl_dev.handle import Cluster
+    from pearl_operator.kinds import Kind
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = str(ROOT / "charts/pearl")
+NAMESPACE, TRAINERS = "api-chart-test", "api-chart-trainers"
+IMAGE = "docker.io/pearl/operator:api-chart-test"
+VALUES = {
+    "image": {"repository": IMAGE.rpartition(":")[0], "tag": IMAGE.rpartition(":")[2]},
+    "trainerNamespaces": [TRAINERS],
+}
+
+
+def namespace(name: str) -> dict[str, Any]:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def rollout() -> dict[str, Any]:
+    """One worker whose image does not exist: its pod is made and never starts, which is enough here."""
+    manifest: dict[str, Any] = yaml.safe_load((ROOT / "examples/quickstart.yaml").read_text())
+    manifest["metadata"]["namespace"] = NAMESPACE
+    manifest["spec"] |= {
+        "model": {"name": "none", "uri": "none"},
+        "engine": {"image": "docker.io/pearl/absent:1"},
+        "capacity": {"reserved": {"gpus": 1}},
+        "weights": {},
+        "podTemplate": {"spec": {}},
+    }
+    return manifest
+
+
+class Release:
+    """The chart, installed or not."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def install(self) -> str:
+        values = self.cluster.paths.root / "api-chart-values.json"
+        values.write_text(json.dumps(VALUES))
+        return self.cluster.helm(
+            *("install", "pearl", CHART, "--namespace", NAMESPACE, "--values", str(values)),
+            *("--wait", "--timeout", "90s"),
+        )
+
+    def uninstall(self) -> None:
+        self.cluster.helm("uninstall", "pearl", "--namespace", NAMESPACE, "--wait", "--timeout", "150s")
+
+    def names(self, kind: str, selector: str = "") -> set[str]:
+        words = [kind, "-n", NAMESPACE, *(["-l", selector] if selector else [])]
+        return {item["metadata"]["name"] for item in self.cluster.get(*words)["items"]}
+
+    def wait_for_fleet(self) -> None:
+        """Until the operator made worker and gateway."""
+        wait_until(
+            lambda: (
+                {"quickstart-w0-0"} <= {name[:15] for name in self.names("pods", names.LABEL_ROLLOUT)}
+                and "quickstart-gateway" in self.names("deployments")
+            ),
+            what="worker pod and gateway of the PearlRollout",
+            timeout_seconds=60,
+        )
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster) -> Iterator[Release]:
+    recipe = Recipe(ROOT / "Dockerfile", ROOT, IMAGE, OPERATOR_INPUTS)
+    cluster.load_image(build(cluster.settings, recipe, Progress()))
+    cluster.apply(namespace(NAMESPACE), namespace(TRAINERS))
+    release = Release(cluster)
+    notes = release.install()
+    assert f"kubectl -n {NAMESPACE} apply -f examples/quickstart.yaml" in notes
+    assert f"Trainers in {TRAINERS} may lend GPUs" in notes
+    yield release
+    if "pearl-operator" in release.names("deployments"):
+        release.uninstall()
+    cluster.kubectl("delete", "pearlrollouts", "--all", "-n", NAMESPACE)
+    cluster.kubectl("delete", "namespace", NAMESPACE, TRAINERS, "--timeout=90s")
+
+
+ALL = ("get", "list", "watch", "create", "patch", "delete")
+READ = ("get", "list", "watch")
+OPERATOR_NEEDS = [
+    (NAMESPACE, kinds.POD, "", ALL),
+    (NAMESPACE, kinds.SECRET, "", ALL),
+    (NAMESPACE, kinds.SERVICE, "", ALL),
+    (NAMESPACE, kinds.DEPLOYMENT, "", ALL),
+    (NAMESPACE, kinds.DISRUPTION_BUDGET, "", ALL),
+    (NAMESPACE, kinds.LEASE, "", ("get", "create", "patch", "update")),
+    (NAMESPACE, kinds.EVENT, "", ("create", "patch")),
+    (NAMESPACE, kinds.ROLLOUT, "", READ),
+    (NAMESPACE, kinds.ROLLOUT, "status", ("patch",)),
+    (TRAINERS, kinds.POD, "", ALL),
+    (TRAINERS, kinds.SECRET, "", ALL),
+    (TRAINERS, kinds.LOAN, "", ALL),
+    (TRAINERS, kinds.LOAN, "status", ("patch",)),
+    (TRAINERS, kinds.EVENT, "", ("create", "patch")),
+    ("", kinds.NODE, "", READ),
+    ("", kinds.TOKEN_REVIEW, "", ("create",)),
+]
+GATEWAY_NEEDS = [
+    (NAMESPACE, kinds.POD, "", READ),
+    (NAMESPACE, kinds.ROLLOUT, "", READ),
+    (TRAINERS, kinds.POD, "", READ),
+]
+
+
+@dataclass(frozen=True)
+class Deed:
+    account: str
+    namespace: str
+    kind: Kind
+    verb: str
+    subresource: str = ""
+
+
+NOBODY_NEEDS = [
+    Deed("pearl-operator", NAMESPACE, kinds.ROLLOUT, "delete"),  # PearlRollouts are the user's
+    Deed("pearl-operator", "kube-system", kinds.SECRET, "get"),
+    Deed("pearl-operator", "kube-system", kinds.POD, "list"),
+    Deed("pearl-operator", "", kinds.NODE, "patch"),
+    Deed("pearl-gateway", NAMESPACE, kinds.SECRET, "get"),
+    Deed("pearl-gateway", NAMESPACE, kinds.POD, "patch"),
+    Deed("pearl-gateway", TRAINERS, kinds.LOAN, "get"),
+]
+
+
+def may(cluster: Cluster, deed: Deed) -> bool:
+    resource = f"{deed.kind.plural}.{deed.kind.group}" if deed.kind.group else deed.kind.plural
+    words = ["auth", "can-i", deed.verb, resource, f"--as=system:serviceaccount:{NAMESPACE}:{deed.account}"]
+    words += ["-n", deed.namespace] if deed.namespace else ["--all-namespaces"]
+    words += [f"--subresource={deed.subresource}"] if deed.subresource else []
+    try:
+        return cluster.kubectl(*words).strip() == "yes"
+    except CommandError as error:
+        if "no" not in error.output.split():
+            raise
+        return False
+
+
+def test_operator_and_gateway_may_do_what_they_do_and_no_more(release: Release) -> None:
+    needs = [("pearl-operator", *need) for need in OPERATOR_NEEDS] + [
+        ("pearl-gateway", *need) for need in GATEWAY_NEEDS
+    ]
+    needed = [Deed(who, where, kind, verb, sub) for who, where, kind, sub, verbs in needs for verb in verbs]
+    assert [deed for deed in needed if not may(release.cluster, deed)] == []
+    assert [deed for deed in NOBODY_NEEDS if may(release.cluster, deed)] == []
+
+
+def test_uninstalling_leaves_the_rollouts_alone_and_reinstalling_picks_them_up(release: Release) -> None:
+    cluster = release.cluster
+    cluster.apply(rollout())
+    release.wait_for_fleet()
+    uid = cluster.get("pr", "quickstart", "-n", NAMESPACE)["metadata"]["uid"]
+    release.uninstall()
+    for kind in ("pods", "deployments", "services", "secrets", "poddisruptionbudgets", "leases", "roles", "jobs"):
+        assert release.names(kind) == set(), kind
+    assert not [name for name in release.names("serviceaccounts") if name != "default"]
+    for kind in ("clusterroles", "clusterrolebindings"):
+        assert f"pearl-operator-{NAMESPACE}" not in cluster.kubectl("get", kind, "-o", "name")
+    assert cluster.get("pr", "quickstart", "-n", NAMESPACE)["metadata"]["uid"] == uid
+    release.install()
+    release.wait_for_fleet()
+    assert cluster.get("pr", "quickstart", "-n", NAMESPACE)["metadata"]["uid"] == uid
+
+
+def test_an_operator_says_that_the_crds_are_of_another_version(release: Release) -> None:
+    cluster = release.cluster
+    path = "/spec/versions/0/schema/openAPIV3Schema/description"
+    patch = [{"op": "replace", "path": path, "value": "A fleet. Schema revision 000000000000."}]
+    cluster.kubectl("patch", "crd", "gpuloans.pearl.dev", "--type=json", "-p", json.dumps(patch))
+    try:
+        pod = f"deployment/pearl-operator -n {NAMESPACE} -c operator --".split()
+        script = "import asyncio, pearl_operator.check_crds as c; print(c.problems(asyncio.run(c.read_document())))"
+
+        def complains() -> bool:
+            said = cluster.kubectl("exec", *pod, "python", "-c", script)
+            return "gpuloans.pearl.dev has schema revision 000000000000" in said and "kubectl apply" in said
+
+        wait_until(complains, what="the operator's complaint about the CRD", timeout_seconds=30, every_seconds=1)
+    finally:
+        cluster.apply((ROOT / "crds/gpuloans.yaml").read_text())
