@@ -95,14 +95,17 @@ def _add_plugins(draft: Path, base: Path, plugins: list[Path]) -> None:
     say("engine environment: adding PEARL's engine plugins")
     shutil.copytree(base, draft, symlinks=True, copy_function=os.link, dirs_exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        # Building writes into the source folder, so it happens on a copy; setuptools comes with the packages.
-        copies = [shutil.copytree(folder, Path(scratch) / folder.name) for folder in plugins]
+        wheels = Path(scratch, "wheels")
+        for folder in plugins:
+            # Building may write beside the sources, so it happens on a copy.
+            copy = shutil.copytree(folder, Path(scratch, folder.name))
+            _run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(wheels), cwd=copy)
         install = [find_uv(), "pip", "install", "--quiet", "--python", str(draft / "bin" / "python"), "--no-deps"]
-        _run(*install, "--no-build-isolation", "--compile-bytecode", *map(str, copies))
+        _run(*install, "--compile-bytecode", *map(str, sorted(wheels.iterdir())))
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, check=False, stdout=sys.stderr)
+def _run(*command: str, cwd: Path | None = None) -> None:
+    done = subprocess.run(command, check=False, stdout=sys.stderr, cwd=cwd)
     if done.returncode != 0:
         raise RuntimeError(f"`{' '.join(command)}` failed with exit code {done.returncode}; its output is above")
 

@@ -112,6 +112,9 @@ class DirectoryStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        # Below a claim the trainer makes the folder with its first update; the claim itself must be there.
+        claim = len(Path("/pvc/CLAIM").parts)
+        self._mount = Path(*root.parts[:claim]) if root.is_relative_to("/pvc") else root
 
     async def read(self, uri: str, name: str) -> bytes | None:
         """A small file under `uri`, which is relative to the root or absolute."""
@@ -119,8 +122,8 @@ class DirectoryStore:
         try:
             return path.read_bytes()
         except FileNotFoundError:
-            if not self._root.is_dir():
-                raise WeightsError(f"weights source {self._root} is no directory: mount it") from None
+            if not self._mount.is_dir():
+                raise WeightsError(f"weights source {self._mount} is no directory: mount it") from None
             return None
         except OSError as error:
             raise WeightsError(f"{path} cannot be read: {error}") from error
