@@ -35,14 +35,13 @@ def kwok_stages() -> str:
     return (MANIFESTS / "kwok-stages.yaml").read_text()
 
 
-def kwok_nodes(count: int) -> str:
+def kwok_nodes(spec: ClusterSpec) -> str:
     """Manifest of nodes that do not exist; pods need a toleration to be put there."""
-    return json.dumps(
-        {"apiVersion": "v1", "kind": "List", "items": [_kwok_node(f"kwok-{index:04d}") for index in range(count)]}
-    )
+    items = [_kwok_node(f"kwok-{index:04d}", spec.addresses.imagined_node(index)) for index in range(spec.kwok_nodes)]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
 
 
-def _kwok_node(name: str) -> dict[str, Any]:
+def _kwok_node(name: str, address: str) -> dict[str, Any]:
     labels = {
         "type": "kwok",
         "kubernetes.io/hostname": name,
@@ -54,5 +53,9 @@ def _kwok_node(name: str) -> dict[str, Any]:
         "kind": "Node",
         "metadata": {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}},
         "spec": {"taints": [{"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}]},
-        "status": {"allocatable": KWOK_RESOURCES, "capacity": KWOK_RESOURCES},
+        "status": {
+            "allocatable": KWOK_RESOURCES,
+            "capacity": KWOK_RESOURCES,
+            "addresses": [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}],
+        },
     }

@@ -136,7 +136,7 @@ def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
     if spec.kwok_nodes:
         with progress.step(f"{spec.kwok_nodes} kwok nodes"):
             control_plane.start_kwok(addons.kwok_stages())
-            cluster.apply(addons.kwok_nodes(spec.kwok_nodes))
+            cluster.apply(addons.kwok_nodes(spec))
             total = spec.nodes + spec.kwok_nodes
             wait_until(
                 lambda: _ready_nodes(cluster) >= total, what="kwok nodes Ready", timeout_seconds=120, every_seconds=0.5

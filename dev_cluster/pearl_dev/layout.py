@@ -94,6 +94,10 @@ class Addresses:
         """Range of kwok's pods; nothing answers there, and no packet to it gets out."""
         return f"10.88.{64 * self.slot + 32}.0/19"
 
+    def imagined_node(self, index: int) -> str:
+        """Address that a kwok node claims to have."""
+        return f"10.88.{64 * self.slot + 16 + index // 250 % 16}.{index % 250 + 1}"
+
     def node(self, index: int) -> str:
         """Address of a node."""
         return f"10.89.{self.slot}.{10 + index}"
