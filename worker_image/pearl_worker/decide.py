@@ -81,7 +81,7 @@ def next_step(facts: Facts, wish: Wish) -> Step:
     return _towards_service(facts, wish)
 
 
-def _towards_service(facts: Facts, wish: Wish) -> Step:
+def _towards_service(facts: Facts, wish: Wish) -> Step:  # noqa: PLR0911 - a decision list
     if facts.asleep:
         return Step.WAKE if wish.wanted is not None and wish.loadable else Step.REST
     if facts.loaded is None or (wish.wanted is not None and facts.loaded != wish.wanted):
@@ -107,7 +107,9 @@ def must_cut(running: Step, wish: Wish) -> bool:
     return running is Step.DRAIN and wish.activity is not Activity.DRAINING
 
 
-def phase(facts: Facts, wish: Wish, running: Step, *, weights_failed: bool) -> WorkerPhase:
+def phase(  # noqa: PLR0911 - a decision list
+    facts: Facts, wish: Wish, running: Step, *, weights_failed: bool
+) -> WorkerPhase:
     """The name of the present state, for readers outside."""
     if running in (Step.VACATE, Step.STOP, Step.SLEEP, Step.DRAIN):
         return WorkerPhase.DRAINING

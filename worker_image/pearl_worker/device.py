@@ -43,7 +43,7 @@ class NvmlDevice:
         try:
             self._nvml: Any = importlib.import_module("pynvml")
             self._nvml.nvmlInit()
-        except Exception as error:  # no package, no driver: reported by used_bytes, never fatal
+        except Exception as error:  # noqa: BLE001 - no package, no driver: unknown memory, never a crash
             self._nvml = None
             self.problem = str(error)
 

@@ -79,8 +79,7 @@ class Engine:
         self._launched.set()
         try:
             async with asyncio.timeout(self._settings.start_seconds):
-                while not await self._client.healthy():
-                    await asyncio.sleep(_HEALTH_POLL_SECONDS)
+                await _until(self._client.healthy, _HEALTH_POLL_SECONDS)
                 await self._client.prepare_weight_updates()
                 await self._client.label_weights(0)
         except TimeoutError:
@@ -172,8 +171,7 @@ class Engine:
         if not self.facts.asleep or not device_is_free():
             await self.kill()
             report = replace(report, killed=True, drain_seconds=report.drain_seconds or _now() - began)
-        while not device_is_free() and _now() < hard():
-            await asyncio.sleep(_POLL_SECONDS)
+        await _until(lambda: device_is_free() or _now() >= hard())
         self._set(vacated=self.facts.asleep)
         return report
 
@@ -182,8 +180,7 @@ class Engine:
         aborted = await self._quiesce()
         drained = _now()
         await self._sleep()
-        while not device_is_free():
-            await asyncio.sleep(_POLL_SECONDS)
+        await _until(device_is_free)
         return VacateReport(aborted, drained - began, _now() - drained)
 
     async def stop(self, drain_seconds: float) -> None:
@@ -226,13 +223,15 @@ class Engine:
     async def _wait_until_empty(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while (await self._client.gate()).in_flight:
-                    await asyncio.sleep(_POLL_SECONDS)
+                await _until(self._is_empty)
+
+    async def _is_empty(self) -> bool:
+        return (await self._client.gate()).in_flight == 0
 
     async def _abort_until_empty(self) -> int:
         # Repeated, because a request that passed the gate just before it closed may reach the engine just after.
         aborted = 0
-        while (await self._client.gate()).in_flight:
+        while not await self._is_empty():  # noqa: ASYNC110 - see _until
             aborted += await self._client.abort_all()
             await asyncio.sleep(_POLL_SECONDS)
         return aborted
@@ -242,8 +241,7 @@ class Engine:
         try:
             async with asyncio.timeout(self._settings.lease_seconds + _PIN_MARGIN_SECONDS):
                 aborted = await self._abort_until_empty()
-                while not await self._client.reset_prefix_cache():
-                    await asyncio.sleep(_POLL_SECONDS)
+                await _until(self._client.reset_prefix_cache)
                 return aborted
         except TimeoutError:
             raise EngineFaultError("KV stayed pinned longer than its lease") from None
@@ -255,6 +253,15 @@ class Engine:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def _until(condition: Callable[[], bool | Awaitable[bool]], pause_seconds: float = _POLL_SECONDS) -> None:
+    # Engine and device send no events; they can only be asked.
+    while True:
+        answer = condition()
+        if answer if isinstance(answer, bool) else await answer:
+            return
+        await asyncio.sleep(pause_seconds)
 
 
 async def _before(deadline: Callable[[], float], work: Awaitable[VacateReport]) -> VacateReport:

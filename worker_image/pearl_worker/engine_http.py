@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ class HttpEngineClient:
         try:
             async with self._session.request(method, url, json=json, headers=self._headers, timeout=timeout) as answer:
                 text = await answer.text()
-                if answer.status != 200:
+                if answer.status != HTTPStatus.OK:
                     raise EngineFaultError(f"{method} {path} answered {answer.status}: {text[:500]}")
                 is_json = answer.content_type == "application/json" and text
                 return await answer.json() if is_json else text

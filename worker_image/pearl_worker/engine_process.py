@@ -77,7 +77,7 @@ class EngineGroup:
 
     async def kill(self) -> None:
         """SIGKILL to all; returns when the group is empty, because only then its device memory is free."""
-        while self._signal_group(signal.SIGKILL):
+        while self._signal_group(signal.SIGKILL):  # noqa: ASYNC110 - the kernel tells of no empty group
             await asyncio.sleep(_GONE_POLL_SECONDS)
         await self.wait()
 

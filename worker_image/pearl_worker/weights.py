@@ -6,8 +6,8 @@ files whose bytes were hashed, so that a half-written or forged version never re
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urljoin
@@ -149,7 +149,7 @@ class HttpStore:
         url = self._url(uri, name)
         try:
             async with self._session.get(url) as answer:
-                if answer.status == 404:
+                if answer.status == HTTPStatus.NOT_FOUND:
                     return None
                 answer.raise_for_status()
                 return await answer.read()
@@ -174,18 +174,22 @@ class HttpStore:
         return partial.rename(target)
 
     async def _download(self, url: str, partial: Path) -> None:
-        have = partial.stat().st_size if partial.exists() else 0
+        have = _size(partial)
         headers = {"Range": f"bytes={have}-"} if have else {}
         async with self._session.get(url, headers=headers, timeout=aiohttp.ClientTimeout(sock_read=30)) as answer:
-            if answer.status == 416:  # nothing is missing
+            if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # nothing is missing
                 return
             answer.raise_for_status()
-            with partial.open("ab" if answer.status == 206 else "wb") as out:
+            with partial.open("ab" if answer.status == HTTPStatus.PARTIAL_CONTENT else "wb") as out:
                 async for chunk in answer.content.iter_chunked(_CHUNK_BYTES):
                     out.write(chunk)
 
     def _url(self, uri: str, name: str) -> str:
         return urljoin(urljoin(self._root, uri.rstrip("/") + "/" if uri else ""), name)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _sha256(path: Path) -> str:
@@ -196,19 +200,3 @@ def _sha256(path: Path) -> str:
 def _first(error: ValidationError) -> str:
     detail = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
-
-
-def publish(directory: Path, *, version: int, uri: str) -> WeightsManifest:
-    """Index and publish the files in `directory / uri`; what a trainer does, for tests and tools of this room."""
-    folder = directory / uri
-    files = [
-        WeightsFile(path=path.name, bytes=path.stat().st_size, sha256=_sha256(path))
-        for path in sorted(folder.glob("*" + _SUFFIX))
-    ]
-    index = WeightsIndex(files=files).model_dump_json().encode()
-    (folder / INDEX).write_bytes(index)
-    manifest = WeightsManifest(version=version, uri=uri, sha256=hashlib.sha256(index).hexdigest())
-    draft = directory / f".{MANIFEST}"
-    draft.write_text(json.dumps(manifest.model_dump()))
-    draft.rename(directory / MANIFEST)
-    return manifest

@@ -7,17 +7,20 @@ A step that lost its purpose is cancelled; a step that failed is judged at the o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pearl_api.names import Activity
-from pearl_api.wire.weights import WeightsManifest
 from pearl_api.wire.worker import LoanState, ReclaimAnswer, WorkerPhase, WorkerState
 from pearl_worker.decide import Step, Wish, must_cut, next_step, phase
 from pearl_worker.engine import Engine, VacateReport
 from pearl_worker.lender import Lender
 from pearl_worker.ports import EngineFaultError, WeightsError, WeightSource
 from pearl_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from pearl_api.wire.weights import WeightsManifest
 
 _log = logging.getLogger(__name__)
 
@@ -196,35 +199,42 @@ class Worker:
             self._running = Step.REST
 
     async def _work(self, step: Step) -> None:
-        engine = self.engine
-        match step:
-            case Step.START:
-                await engine.start()
-            case Step.LOAD:
-                await engine.load(await self._files(), self._version())
-            case Step.WAKE:
-                files = await self._files() if engine.facts.loaded != self._wanted() else None
-                await engine.wake(files, self._version())
-            case Step.PROVE:
-                await engine.prove()
-                self._message = ""
-            case Step.OPEN:
-                await engine.open()
-                self._crashes = 0
-            case Step.DRAIN:
-                await engine.drain(self._drain_by - _now())
-            case Step.SLEEP:
-                await engine.sleep(self._drain_by - _now())
-            case Step.VACATE:
-                lender = self._lender()
-                self._report = await engine.vacate(lambda: lender.vacate_by, self._is_free)
-            case Step.RESTART:
-                await engine.kill()
-                self._restart = False
-            case Step.STOP:
-                await engine.stop(self._settings.drain_seconds)
-            case Step.REST:
-                pass
+        work: dict[Step, Callable[[], Awaitable[None]]] = {
+            Step.START: self.engine.start,
+            Step.LOAD: self._load,
+            Step.WAKE: self._wake,
+            Step.PROVE: self._prove,
+            Step.OPEN: self._open,
+            Step.DRAIN: lambda: self.engine.drain(self._drain_by - _now()),
+            Step.SLEEP: lambda: self.engine.sleep(self._drain_by - _now()),
+            Step.VACATE: self._vacate,
+            Step.RESTART: self._kill,
+            Step.STOP: lambda: self.engine.stop(self._settings.drain_seconds),
+        }
+        await work[step]()
+
+    async def _load(self) -> None:
+        await self.engine.load(await self._files(), self._version())
+
+    async def _wake(self) -> None:
+        kept = self.engine.facts.loaded == self._wanted()
+        await self.engine.wake(None if kept else await self._files(), self._version())
+
+    async def _prove(self) -> None:
+        await self.engine.prove()
+        self._message = ""
+
+    async def _open(self) -> None:
+        await self.engine.open()
+        self._crashes = 0
+
+    async def _vacate(self) -> None:
+        lender = self._lender()
+        self._report = await self.engine.vacate(lambda: lender.vacate_by, self._is_free)
+
+    async def _kill(self) -> None:
+        await self.engine.kill()
+        self._restart = False
 
     async def _judge(self, step: Step, work: "asyncio.Future[None]", exited: "asyncio.Future[int]") -> None:
         """What a step's end means. Bugs (any other exception) end the agent, and with it the container."""
@@ -256,8 +266,7 @@ class Worker:
         await self._restart_later()
 
     async def _restart_later(self) -> None:
-        await self.engine.kill()
-        self._restart = False
+        await self._kill()
         delay = _BACKOFF_SECONDS[min(self._crashes, len(_BACKOFF_SECONDS) - 1)]
         self._crashes += 1
         self._start_after = _now() + delay
@@ -342,14 +351,15 @@ class Worker:
 
 
 async def _never() -> int:
-    return await asyncio.get_running_loop().create_future()
+    never: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    return await never
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _cancel(future: "asyncio.Future[object]") -> None:
+async def _cancel(future: "asyncio.Future[Any]") -> None:
     future.cancel()
     with contextlib.suppress(asyncio.CancelledError, EngineFaultError, WeightsError, TimeoutError):
         await future

@@ -43,7 +43,7 @@ class DeviceUse:
 
 
 def _worker_class() -> type[Any]:
-    from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: PLC0415 - see __getattr__
 
     class FakeDeviceWorker(CPUWorker):
         """A CPU worker that holds fake device memory from load to exit, and none while asleep."""
@@ -53,10 +53,10 @@ def _worker_class() -> type[Any]:
             self._device_use = DeviceUse(Path(os.environ[DIRECTORY_VARIABLE]), self._held_bytes)
             super().load_model(*args, **kwargs)
 
-        def sleep(self, level: int = 1) -> None:
+        def sleep(self, level: int = 1) -> None:  # noqa: ARG002 - vLLM's signature
             self._device_use.set(0)
 
-        def wake_up(self, tags: list[str] | None = None) -> None:
+        def wake_up(self, tags: list[str] | None = None) -> None:  # noqa: ARG002 - vLLM's signature
             self._device_use.set(self._held_bytes)
 
     return FakeDeviceWorker

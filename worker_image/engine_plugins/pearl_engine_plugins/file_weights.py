@@ -4,6 +4,7 @@ The worker agent has already checked the files against their hashes; this loads 
 model's own loader. It serves CPU and GPU engines alike, so the agent needs one way to update weights only.
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,9 @@ BACKEND = "safetensors"
 
 def install() -> None:
     """Entry point of `vllm.general_plugins`; vLLM imports the engine class only when the backend is chosen."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory  # noqa: PLC0415 - costly
 
-    if BACKEND not in WeightTransferEngineFactory._registry:
+    with contextlib.suppress(ValueError):  # registered already: vLLM may load plugins twice in a process
         WeightTransferEngineFactory.register_engine(BACKEND, __name__ + "_engine", "FileWeightTransferEngine")
 
 
