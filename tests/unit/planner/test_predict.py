@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from planner_fleet import TABLE, turns
+
+from pearl_planner.predict import (
+    Workload,
+    colocated_network,
+    disaggregated_network,
+    local_append_tokens,
+    predict,
+    split_appends,
+    workload,
+)
+from pearl_planner.profile import Profile
+from pearl_planner.types import Shape
+
+
+def load(appended: int, generated: int, *, trajectories: int = 12, wait: float = 1.0) -> Workload:
+    result = workload(turns(appended, generated, wait=wait), trajectories, None)
+    assert result is not None
+    return result
+
+
+def rates(one: Workload, shapes: tuple[Shape, ...] = (Shape(3), Shape(0, 1, 2), Shape(0, 2, 1))) -> list[float]:
+    return [predict(shape, one, TABLE).prediction.turns_per_second or 0.0 for shape in shapes]
+
+
+def test_tokens_to_prefill_are_derived_per_mode() -> None:
+    one = load(100, 20)
+    # Colocated: 20 steps of 30 + 4·n ms, and a chunk of 100 · 2.5 ms for each of the n sequences.
+    assert colocated_network(Shape(2), one, TABLE).shared_seconds(3) == pytest.approx(20 * 0.042 + 3 * 0.25)
+    # Elsewhere: the 20 generated tokens again, a step's fixed 30 ms, and 5 ms of hand-off.
+    remote = disaggregated_network(Shape(0, 1, 1), one, TABLE, local_below=0)
+    assert remote.prefill_seconds == pytest.approx(0.030 + 120 * 0.0025)
+    assert remote.shared_seconds(3) == pytest.approx(20 * 0.042)
+    assert remote.delay_seconds == pytest.approx(1.0 + 0.005)
+
+
+def test_a_miss_rate_of_one_mode_is_not_carried_to_another() -> None:
+    one = replace(load(100, 20), missed_tokens=(("colocated", 40.0),))
+    assert colocated_network(Shape(2), one, TABLE).shared_seconds(1) == pytest.approx(20 * 0.034 + 140 * 0.0025)
+    remote = disaggregated_network(Shape(0, 1, 1), one, TABLE, local_below=0)
+    assert remote.prefill_seconds == pytest.approx(0.030 + 120 * 0.0025)
+
+
+def test_history_that_no_longer_fits_the_prefill_caches_is_prefilled_again() -> None:
+    # 12 contexts of 800 tokens = 9,600; one prefill worker holds 4,800: half of the other 680 are computed again.
+    table = replace(TABLE, kv_capacity_tokens=4800)
+    remote = disaggregated_network(Shape(0, 1, 2), load(100, 20), table, local_below=0)
+    assert remote.prefill_seconds == pytest.approx(0.030 + (120 + 0.5 * 680) * 0.0025)
+
+
+def test_appends_that_cost_less_than_the_hand_off_stay_on_the_decode_worker() -> None:
+    # Here: 2.5 ms a token for each of the two sequences. Elsewhere: 100 tokens again, 30 ms, 5 ms and once a token.
+    # Equal at 250 + 35 = 2.5·c, so at 114 tokens; the threshold is the power of two below.
+    assert local_append_tokens(load(40, 100), TABLE, sequences=2) == 64
+    assert local_append_tokens(load(40, 100), TABLE, sequences=200) == 0
+    assert local_append_tokens(load(40, 100), TABLE, sequences=1) == 65536  # nobody is held up
+
+
+def test_the_share_of_local_turns_comes_from_the_histogram() -> None:
+    bins = [0.0] * 20
+    bins[5], bins[9] = 3.0, 1.0  # three of 32–63 tokens, one of 512–1023
+    one = replace(load(40, 100), appended_bins=tuple(bins), appended_tokens=228.0)
+    share, local, remote = split_appends(one, 64)
+    assert share == 0.75
+    assert share * local + (1 - share) * remote == pytest.approx(228.0)
+    assert local == pytest.approx(48 * 228 / 228)
+    assert remote == pytest.approx(768)
+
+
+def test_decode_heavy_and_prefill_heavy_work_want_opposite_ratios() -> None:
+    for trajectories in (6, 12, 24):
+        _, one_two, two_one = rates(load(40, 120, trajectories=trajectories))
+        assert one_two > 1.2 * two_one
+        _, one_two, two_one = rates(load(600, 16, trajectories=trajectories))
+        assert two_one > 1.5 * one_two
+
+
+def test_a_clean_engine_favours_colocated_workers_that_share_all_work() -> None:
+    colocated, *others = rates(load(40, 120))
+    assert colocated > max(others)
+
+
+def test_disaggregation_wins_where_the_kv_room_or_the_prefill_stall_decides() -> None:
+    # 64 sequences on 3 workers whose steps barely grow with the batch: two decode workers lose little, and the
+    # colocated ones pay a fixed 2 s of extra prefill step for every turn of every neighbour.
+    table = replace(TABLE, decode_per_sequence_seconds=0.0, prefill_fixed_seconds=2.0, prefill_per_token_seconds=0.0)
+    colocated = predict(Shape(3), load(40, 120, trajectories=24), table).prediction.turns_per_second or 0.0
+    split = predict(Shape(0, 1, 2), load(40, 120, trajectories=24), table).prediction.turns_per_second or 0.0
+    assert split < colocated  # one prefill worker is the bottleneck: 0.5 turns a second
+    batched = replace(table, prefill_fixed_seconds=0.2)
+    colocated = predict(Shape(3), load(40, 120, trajectories=24), batched).prediction.turns_per_second or 0.0
+    split = predict(Shape(0, 1, 2), load(40, 120, trajectories=24), batched).prediction.turns_per_second or 0.0
+    assert split > colocated
+
+
+def test_what_does_not_fit_is_not_feasible() -> None:
+    tiny = replace(TABLE, kv_capacity_tokens=100)  # one context of 800 tokens does not fit
+    assert not predict(Shape(3), load(40, 120), tiny).prediction.feasible
+    assert not predict(Shape(), load(40, 120), TABLE).prediction.feasible
+    broken = replace(TABLE, decode_fixed_seconds=float("nan"))
+    assert not predict(Shape(3), load(40, 120), broken).prediction.feasible
+
+
+def test_too_few_turns_predict_nothing() -> None:
+    assert workload(Profile(), 8, None) is None
+
+
+@pytest.mark.slow
+def test_one_evaluation_of_64_trajectories_takes_two_milliseconds() -> None:
+    one = load(40, 120, trajectories=64)
+    best = min(_seconds(lambda: predict(Shape(0, 3, 5), one, TABLE)) for _ in range(20))
+    assert best < 0.002 * 2, "two thresholds are evaluated for a disaggregated shape"
+
+
+def _seconds(call: object) -> float:
+    begin = time.perf_counter()
+    call()  # type: ignore[operator]
+    return time.perf_counter() - begin
