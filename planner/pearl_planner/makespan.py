@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 MAX_ROUNDS = 512
 NEGLIGIBLE = 1e-3
-PRIOR_WEIGHT = 2.0
-"""Trajectories' worth of the mean chance to end that every turn number starts with."""
+PRIOR_WEIGHT = 0.5
+"""Trajectories' worth of its predecessor's chance to end that every turn number starts with."""
 EXACT_GROUPS = 64
 
 
@@ -43,13 +43,14 @@ class Remainder:
 
 
 def end_chances(profile: Profile) -> list[float]:
-    """Chance to end after turn number 1, 2, …, per bin; empty bins take the mean of all."""
+    """Chance to end after turn number 1, 2, … per bin; one that nobody reached takes that of the turn before."""
     ended, continued = sum(profile.ended), sum(profile.continued)
-    mean = ended / (ended + continued) if ended > 0 else 0.0
-    return [
-        min(1.0, (end + PRIOR_WEIGHT * mean) / (end + go + PRIOR_WEIGHT))
-        for end, go in zip(profile.ended, profile.continued, strict=True)
-    ]
+    before = ended / (ended + continued) if ended > 0 else 0.0
+    chances = []
+    for end, go in zip(profile.ended, profile.continued, strict=True):
+        before = min(1.0, (end + PRIOR_WEIGHT * before) / (end + go + PRIOR_WEIGHT))
+        chances.append(before)
+    return chances
 
 
 def remainder(profile: Profile, batch: Batch) -> Remainder | None:
