@@ -1,0 +1,123 @@
+"""Talks to a gateway and never gives a turn up silently: it repeats with the same key, which re-attaches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from pearl_api.wire.gateway import HEADER_ATTEMPT, HEADER_GROUP, HEADER_STEP, HEADER_TRAJECTORY, HEADER_TURN
+
+if TYPE_CHECKING:
+    from pearl_gateway.load.plan import Work
+
+_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 5.0
+_REPEATABLE = frozenset({408, 425, 429, 499, 500, 502, 503, 504})
+
+
+class LoadError(Exception):
+    """A request that did not succeed although it was repeated, or that never can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One turn as the client got it."""
+
+    token_ids: list[int]
+    text: str
+    versions: list[dict[str, Any]]
+    seconds: float
+    repeats: int
+    message: dict[str, Any] = field(default_factory=dict)
+
+
+class GatewayClient:
+    """One gateway; `give_up_seconds` bounds how long a single request is repeated."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, token: str | None, model: str | None, give_up_seconds: float
+    ) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._model = model
+        self._give_up = give_up_seconds
+
+    async def tokens(self, work: Work, turn: int, step: int, prompt: list[int], sampling: dict[str, Any]) -> Answer:
+        """One turn by token ids."""
+        body = {"token_ids": prompt, "sampling_params": sampling}
+        content, seconds, repeats = await self._turn("/inference/v1/generate", work, turn, step, body)
+        choice = content["choices"][0]
+        return Answer(choice["token_ids"], "", choice.get("weight_versions") or [], seconds, repeats)
+
+    async def text(self, work: Work, turn: int, step: int, prompt: str, sampling: dict[str, Any]) -> Answer:
+        """One turn as a completion."""
+        body = {"prompt": prompt, "return_token_ids": True, **sampling}
+        content, seconds, repeats = await self._turn("/v1/completions", work, turn, step, body)
+        choice = content["choices"][0]
+        return Answer(choice["token_ids"], choice["text"], [], seconds, repeats)
+
+    async def chat(
+        self, work: Work, turn: int, step: int, messages: list[dict[str, Any]], sampling: dict[str, Any]
+    ) -> Answer:
+        """One turn as a chat completion."""
+        body = {"messages": messages, "return_token_ids": True, **sampling}
+        content, seconds, repeats = await self._turn("/v1/chat/completions", work, turn, step, body)
+        choice = content["choices"][0]
+        message = choice["message"]
+        return Answer(choice["token_ids"], message.get("content") or "", [], seconds, repeats, message)
+
+    async def _turn(
+        self, path: str, work: Work, turn: int, step: int, body: dict[str, Any]
+    ) -> tuple[dict[str, Any], float, int]:
+        headers = {
+            HEADER_TRAJECTORY: work.trajectory,
+            HEADER_TURN: str(turn),
+            HEADER_ATTEMPT: "0",
+            HEADER_GROUP: work.group,
+            HEADER_STEP: str(step),
+        }
+        started = time.monotonic()
+        content, repeats = await self.call("POST", path, {"model": self._model, **body}, headers)
+        return content, time.monotonic() - started, repeats
+
+    async def call(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[Any, int]:
+        """One request, repeated while its refusals are retryable; also the number of repeats.
+
+        Raises:
+            LoadError: refused for good, or still not answered after the time to give up.
+        """
+        deadline = time.monotonic() + self._give_up
+        repeats = 0
+        while True:
+            pause, why = await self._try(method, path, body, headers or {})
+            if pause is None:
+                return why, repeats
+            if time.monotonic() + pause > deadline:
+                raise LoadError(f"{method} {path}: given up after {self._give_up:.0f} s and {repeats} repeats: {why}")
+            repeats += 1
+            await asyncio.sleep(pause)
+
+    async def _try(self, method: str, path: str, body: Any, headers: dict[str, str]) -> tuple[float | None, Any]:
+        """(None, content), or (seconds to pause, why)."""
+        try:
+            async with self._session.request(
+                method, self._url + path, json=body, headers={**self._headers, **headers}
+            ) as response:
+                text = await response.text()
+                if response.status == HTTPStatus.OK:
+                    return None, json.loads(text)
+                if response.status not in _REPEATABLE:
+                    raise LoadError(f"{method} {path}: {response.status} {text[:300]}")
+                wait = float(response.headers.get("Retry-After", _PAUSE_SECONDS))
+                return min(wait, _LONGEST_PAUSE_SECONDS), f"{response.status} {text[:300]}"
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            return _PAUSE_SECONDS, repr(error)

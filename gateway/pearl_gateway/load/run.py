@@ -1,0 +1,114 @@
+"""One whole run: read, scale, replay, check, sum up. What the command line calls, and the demo too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from pearl_gateway.load.check import Reference, check_all
+from pearl_gateway.load.client import GatewayClient
+from pearl_gateway.load.plan import Group, plan_groups
+from pearl_gateway.load.replay import Progress, Replay, Style
+from pearl_gateway.load.report import Summary, summarise
+from pearl_gateway.load.sessions import read_sessions, scale, shipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """What to replay, against what."""
+
+    url: str
+    run: str
+    """Prefix of all names; must be new to the gateway."""
+    sessions: str = "trie_office_work_first8"
+    token: str | None = None
+    model: str | None = None
+    step: int = 0
+    groups: int = 4
+    group_size: int = 4
+    context: int = 2048
+    vocabulary: int = 256
+    most_turns: int | None = None
+    response_factor: float = 1.0
+    input_factor: float = 1.0
+    seed: str = "pearl"
+    style: Style = field(default_factory=Style)
+    reference: str | None = None
+    reference_token: str | None = None
+    give_up_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a run will do, before it does it."""
+
+    groups: list[Group]
+    token_factor: float
+
+    def progress(self) -> Progress:
+        """An empty progress for it."""
+        works = [work for group in self.groups for work in group.members]
+        return Progress(trajectories=len(works), turns=sum(len(work.session.turns) for work in works))
+
+
+def prepare(spec: LoadSpec) -> Prepared:
+    """Read and scale the sessions.
+
+    Raises:
+        ValueError: no such recording, or one that cannot be read.
+    """
+    sessions, factor = scale(
+        read_sessions(shipped(spec.sessions)),
+        spec.context,
+        response_factor=spec.response_factor,
+        input_factor=spec.input_factor,
+        most_turns=spec.most_turns,
+    )
+    groups = plan_groups(
+        sessions,
+        groups=spec.groups,
+        group_size=spec.group_size,
+        run=spec.run,
+        seed=spec.seed,
+        vocabulary=spec.vocabulary,
+    )
+    return Prepared(groups, factor)
+
+
+async def run_load(
+    spec: LoadSpec,
+    prepared: Prepared,
+    progress: Progress,
+    view: Callable[[Progress], Coroutine[Any, Any, None]] | None = None,
+) -> Summary:
+    """Replay and check; `view` runs beside it until it is over.
+
+    Raises:
+        LoadError: the gateway or the reference could not be reached at all.
+    """
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        client = GatewayClient(session, spec.url, spec.token, spec.model, spec.give_up_seconds)
+        shown = asyncio.ensure_future(view(progress)) if view is not None else None
+        try:
+            progress.started_at = time.monotonic()
+            await Replay(client, spec.style, progress).run(spec.step, prepared.groups)
+            duration = time.monotonic() - progress.started_at
+            if spec.reference is not None:
+                await check_all(Reference(session, spec.reference, spec.reference_token), progress)
+        finally:
+            if shown is not None:
+                shown.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await shown
+    return summarise(progress, duration, token_factor=prepared.token_factor, time_scale=spec.style.time_scale)
