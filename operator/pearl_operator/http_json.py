@@ -61,7 +61,7 @@ class HttpJson:
                 raw = await answer.content.read(_MAX_ANSWER_BYTES)
                 status = answer.status
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{method} {url}: no answer ({error!r})") from error
+            raise Unavailable(f"{method} {url}: no answer ({described(error)})") from error
         if status in range(200, 300):
             return raw
         problem = _problem(raw)
@@ -69,6 +69,11 @@ class HttpJson:
         if status == 429 or status >= 500:  # noqa: PLR2004
             raise Unavailable(message, seconds=(problem and problem.retry_after_seconds) or 1.0)
         raise Refused(message)
+
+
+def described(error: Exception) -> str:
+    """Kind and text of an error; some have no text."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _problem(raw: bytes) -> Problem | None:

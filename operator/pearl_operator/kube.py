@@ -11,6 +11,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
 from pearl_operator.errors import AlreadyExists, Conflict, NotFound, OperatorError, Refused, Unavailable
+from pearl_operator.http_json import described
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +89,7 @@ class KubeClient:
             answer = await self._api.call_api(*request, _request_timeout=self._timeout)
             raw: bytes = await answer.read()  # type: ignore[no-untyped-call]
         except (TimeoutError, aiohttp.ClientError, OSError, ApiException) as error:
-            raise Unavailable(f"{what}: no answer from the API server ({error!r})") from error
+            raise Unavailable(f"{what}: no answer from the API server ({described(error)})") from error
         parsed = _parse(raw)
         if answer.status >= 400:  # noqa: PLR2004
             raise error_from(answer.status, parsed, what, answer.headers.get("Retry-After"))

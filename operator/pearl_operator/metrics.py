@@ -49,11 +49,6 @@ class Metrics:
         self.watch_age = Gauge(
             "pearl_watch_age_seconds", "Time since any watch delivered an event.", registry=self.registry
         )
-        self.watch_repairs = Gauge(
-            "pearl_watch_repairs",
-            "Objects of the last resync that the watches had not told of.",
-            registry=self.registry,
-        )
         self.lease_remaining = Gauge(
             "pearl_lease_remaining_seconds", "How long this process may still write.", registry=self.registry
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pearl_api import names
+from pearl_api.conditions import ConditionType
 from pearl_api.rollout import (
     Decision,
     Finalist,
@@ -224,7 +225,7 @@ class Reporter:
         if dropped and look.abandoned is not None:
             await self._event(look.rollout, "Warning", "PlanAbandoned", look.abandoned)
         if is_new:
-            await self._event(look.rollout, "Normal", plan.reason.value, f"{plan.shape}: {plan.message}")
+            await self._event(look.rollout, "Normal", plan.reason.value, plan.message)
 
     async def _event(self, rollout: RolloutFact, kind: str, reason: str, text: str) -> None:
         """Events are for people; failing to write one is only logged."""
@@ -275,5 +276,6 @@ def _verdicts(status: PearlRolloutStatus) -> Iterable[tuple[Any, ...]]:
 
 
 def _numbers(status: PearlRolloutStatus) -> tuple[Any, ...]:
-    """What the gateway and dashboards follow."""
-    return (status.routing, status.recommended_in_flight, status.weights, status.gpus, status.ready)
+    """What the gateway and people follow; ages in the sentences about metrics are nobody's news."""
+    told = [each.message for each in status.conditions if each.type is not ConditionType.METRICS_AVAILABLE]
+    return (status.routing, status.recommended_in_flight, status.weights, status.gpus, status.ready, told)

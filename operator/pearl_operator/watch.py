@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pearl_operator.kinds import Kind
     from pearl_operator.settings import Settings
 
-_WATCH_SECONDS: Final = 300.0
+_WATCH_SECONDS: Final = 300  # whole seconds, as the API server wants them
 
 
 def build_registry(index: Index, settings: Settings) -> kopf.OperatorRegistry:
