@@ -3,14 +3,16 @@
 docs/models.md, "Closed network". `n` trajectories circulate: prefill (P workers, first come first served), decode
 (D workers that share their time among their sequences, balanced), and a delay (environment and hand-off) without
 queue. With the factors F of each station, G(n) = Σ F_P(p)·F_D(d)·F_E(e) over p+d+e = n and X(n) = G(n−1)/G(n).
-Everything is kept as logarithms: F spans hundreds of orders of magnitude, and the textbook recursion over marginal
-probabilities loses all precision here.
+F spans hundreds of orders of magnitude: it is built as logarithms and convolved after a tilt that keeps G nearly flat,
+or in logarithms where that does not do. The textbook recursion over marginal probabilities loses all precision here.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import mul
 from typing import TYPE_CHECKING
 
 from pearl_planner.numbers import log_sum_exp
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 EXACT_POPULATION = 160
 """Largest population that is solved exactly (its cost grows with the square)."""
+
+SMALLEST_CONSTANT = 1e-290
+"""Below it terms of a sum may have been lost to underflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +72,39 @@ def solve(network: Network, population: int) -> Solution:
 
 
 def exact_throughput(network: Network, population: int) -> tuple[float, ...]:
-    """Product form by convolution in the log domain; O(population²)."""
-    prefill = _prefill_factors(network, population)
-    shared = shared_factors(network, population)
-    delay = _delay_factors(network, population)
-    constants = _convolve(_convolve(prefill, delay), shared)
-    rates = [math.exp(constants[n - 1] - constants[n]) for n in range(1, population + 1)]
+    """Product form by convolution; O(population²)."""
+    stations = [_prefill_factors(network, population), _delay_factors(network, population)]
+    stations.append(shared_factors(network, population))
+    bound = throughput_bound(network, population)
+    tilted = _tilted_throughput(stations, bound) if bound > 0 else None
+    return tilted or _logarithmic_throughput(stations)
+
+
+def _logarithmic_throughput(stations: list[list[float]]) -> tuple[float, ...]:
+    """X(n) with every number kept as a logarithm: always right, ten times slower."""
+    constants = _convolve(_convolve(stations[0], stations[1]), stations[2])
+    rates = [math.exp(before - after) for before, after in pairwise(constants)]
     return (0.0, *rates)
+
+
+def _tilted_throughput(stations: list[list[float]], rate: float) -> tuple[float, ...] | None:
+    """X(n) in plain numbers after F(j) → F(j)·rate^j, which keeps G nearly flat; None if the range does not do."""
+    tilt = math.log(rate)
+    plain = []
+    for logs in stations:
+        raised = [value + j * tilt for j, value in enumerate(logs)]
+        top = max(raised)
+        plain.append([math.exp(value - top) for value in raised])
+    constants = _convolve_plain(_convolve_plain(plain[0], plain[1]), plain[2])
+    if not min(constants) > SMALLEST_CONSTANT:
+        return None
+    return (0.0, *(rate * before / after for before, after in pairwise(constants)))
+
+
+def _convolve_plain(left: list[float], right: list[float]) -> list[float]:
+    backwards = right[::-1]
+    size = len(right)
+    return [sum(map(mul, left[: n + 1], backwards[size - 1 - n :])) for n in range(size)]
 
 
 def throughput_bound(network: Network, population: int) -> float:

@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from pearl_planner.queueing import Network, exact_throughput, solve, throughput_bound
+from pearl_planner.queueing import (
+    Network,
+    _delay_factors,
+    _logarithmic_throughput,
+    _prefill_factors,
+    exact_throughput,
+    shared_factors,
+    solve,
+    throughput_bound,
+)
 
 STEP = 0.00423
 PER_SEQUENCE = (0.0065 + 0.0242 * 16) / 1000  # 16 thousand tokens of context
@@ -87,3 +96,11 @@ def test_large_populations_are_close_to_the_exact_solution() -> None:
 def test_a_station_that_costs_nothing_is_left_out() -> None:
     colocated = Network(1, 0.0, 2, lambda n: 1.0 * n, 0.0)
     assert solve(colocated, 4).at(4) == pytest.approx(2.0)  # two workers, one turn a second each
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("wait", [0.0, 1e-3, 1e5])
+def test_plain_and_logarithmic_numbers_agree_over_the_whole_range(seconds: float, wait: float) -> None:
+    network = Network(2, 0.1 * seconds, 3, lambda n: seconds * (0.4 + 0.01 * n), wait)
+    stations = [_prefill_factors(network, 160), _delay_factors(network, 160), shared_factors(network, 160)]
+    assert exact_throughput(network, 160) == pytest.approx(_logarithmic_throughput(stations), rel=1e-9)
