@@ -19,7 +19,7 @@ from pearl_dev.control_plane import ControlPlane
 from pearl_dev.errors import ClusterError
 from pearl_dev.handle import Cluster, find
 from pearl_dev.host import Host
-from pearl_dev.layout import MAX_NODES, SLOTS, ClusterSpec, Paths, check_spec
+from pearl_dev.layout import MAX_NODES, SLOTS, Addresses, ClusterSpec, Paths, check_spec
 from pearl_dev.node import remove_files
 from pearl_dev.processes import Ledger, inside, kill
 from pearl_dev.shell import wait_until
@@ -156,16 +156,31 @@ def down(settings: Settings, name: str, progress: Progress) -> bool:
     """Remove a cluster, however much of it exists; False when there is none."""
     with _lock(settings):
         spec = find(settings, name)
-        if spec is None:
-            if not any(settings.clusters.glob("*/spec.json")):
-                _host(settings).restore()
-            return False
-        with progress.step(f"Take down cluster {name}"):
-            _remove(settings, spec)
-    return True
+        if spec is not None:
+            users = network.users(spec.addresses)
+            with progress.step(f"Take down cluster {name}"):
+                _remove(settings, spec, guarded=bool(users))
+            if users:
+                progress.say(
+                    f"These programs still had connections to it: {', '.join(users)}. So that they cannot look for it "
+                    "elsewhere, its addresses stay blocked until the next `pearl-dev down` after they have ended."
+                )
+                return True
+        _tidy(settings)
+    return spec is not None
 
 
-def _remove(settings: Settings, spec: ClusterSpec) -> None:
+def _tidy(settings: Settings) -> None:
+    """Undo what clusters that are gone left on purpose, once nobody needs it."""
+    taken = _slots(settings)
+    for slot in range(SLOTS):
+        if slot not in taken and not network.users(Addresses(slot)):
+            network.unguard(Addresses(slot))
+    if not taken:
+        _host(settings).restore()
+
+
+def _remove(settings: Settings, spec: ClusterSpec, *, guarded: bool = False) -> None:
     paths = Paths(settings.clusters / spec.name)
     kill(_processes(spec) | {process.pid for process in Ledger(paths.ledger).processes().values() if process.alive()})
     for index in range(MAX_NODES):
@@ -173,7 +188,9 @@ def _remove(settings: Settings, spec: ClusterSpec) -> None:
     network.down(spec)
     if paths.root.exists():
         remove_files(paths)
-    if not any(settings.clusters.glob("*/spec.json")):
+    if not guarded:
+        network.unguard(spec.addresses)
+    if not _slots(settings):
         _host(settings).restore()
 
 
@@ -185,8 +202,12 @@ def _host(settings: Settings) -> Host:
     return Host(settings.state / "host.json")
 
 
+def _slots(settings: Settings) -> set[int]:
+    return {ClusterSpec.from_json(file.read_text()).slot for file in settings.clusters.glob("*/spec.json")}
+
+
 def _free_slot(settings: Settings) -> int:
-    taken = {ClusterSpec.from_json(file.read_text()).slot for file in settings.clusters.glob("*/spec.json")}
+    taken = _slots(settings)
     free = [slot for slot in range(SLOTS) if slot not in taken]
     if not free:
         raise ClusterError(f"{SLOTS} clusters exist already; remove one with `pearl-dev down --name NAME`")

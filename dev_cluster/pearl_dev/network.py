@@ -13,6 +13,7 @@ host's default route. Nothing else on the host's network is touched.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 from pearl_dev.errors import ClusterError
@@ -20,7 +21,7 @@ from pearl_dev.processes import NETNS
 from pearl_dev.shell import run, succeeds
 
 if TYPE_CHECKING:
-    from pearl_dev.layout import ClusterSpec
+    from pearl_dev.layout import Addresses, ClusterSpec
 
 DROP_METRIC = "4242"
 CABLE_METRIC = "42"
@@ -59,25 +60,14 @@ def _cable(spec: ClusterSpec) -> None:
     addresses = spec.addresses
     run(["ip", "netns", "add", spec.netns])
     run(["ip", "link", "add", spec.cable, "type", "veth", "peer", "name", "uplink", "netns", spec.netns])
-    run(["ip", "address", "add", f"{addresses.host}/30", "dev", spec.cable])
+    # The address is the loopback's, not the cable's: programs that take every interface
+    # of the host for a way to their peers (UCX does) must not find this one.
+    run(["ip", "address", "add", f"{addresses.host}/32", "dev", "lo"])
     run(["ip", "link", "set", spec.cable, "up"])
+    to_cable = ["dev", spec.cable, "src", addresses.host, "metric", CABLE_METRIC]
+    run(["ip", "route", "replace", addresses.gateway, "scope", "link", *to_cable])
     for wanted in addresses.ranges:
-        run(
-            [
-                "ip",
-                "route",
-                "replace",
-                wanted,
-                "via",
-                addresses.gateway,
-                "dev",
-                spec.cable,
-                "src",
-                addresses.host,
-                "metric",
-                CABLE_METRIC,
-            ]
-        )
+        run(["ip", "route", "replace", wanted, "via", addresses.gateway, "onlink", *to_cable])
 
 
 def _hub(spec: ClusterSpec) -> None:
@@ -86,6 +76,9 @@ def _hub(spec: ClusterSpec) -> None:
     run([*inside, "link", "set", "lo", "up"])
     run([*inside, "address", "add", f"{addresses.gateway}/30", "dev", "uplink"])
     run([*inside, "link", "set", "uplink", "up"])
+    # Some hosts answer no ARP for an address of the loopback.
+    hardware = json.loads(run(["ip", "-j", "link", "show", "dev", spec.cable]))[0]["address"]
+    run([*inside, "neighbour", "replace", addresses.host, "lladdr", hardware, "dev", "uplink", "nud", "permanent"])
     run([*inside, "link", "add", "pearl0", "type", "bridge"])
     run([*inside, "address", "add", f"{addresses.control_plane}/24", "dev", "pearl0"])
     run([*inside, "link", "set", "pearl0", "up"])
@@ -123,14 +116,26 @@ def default_routes(netns: str) -> list[str]:
     return [line for line in run(["ip", "-n", netns, "route", "show", "default"]).splitlines() if line]
 
 
+def users(addresses: Addresses) -> list[str]:
+    """Programs on the host that hold a connection to the cluster."""
+    ranges = " or ".join(f"dst {wanted}" for wanted in (*addresses.ranges, addresses.cable))
+    return sorted(set(re.findall(r'\("([^"]+)",pid=\d+', run(["ss", "-Htnp", ranges]))))
+
+
 def down(spec: ClusterSpec) -> None:
-    """Remove everything `up` made, also when it did not get far; the dropping routes go last."""
+    """Remove everything `up` made, also when it did not get far, but for the dropping routes."""
     existing = {entry.name for entry in NETNS.iterdir()} if NETNS.exists() else set()
     for netns in reversed(spec.all_netns):
         if netns in existing:
             run(["ip", "netns", "delete", netns])
     if succeeds(["ip", "link", "show", "dev", spec.cable]):
         run(["ip", "link", "delete", spec.cable])
-    for wanted in (*spec.addresses.ranges, spec.addresses.cable):
+    if f" {spec.addresses.host}/32 " in run(["ip", "-o", "address", "show", "dev", "lo"]):
+        run(["ip", "address", "delete", f"{spec.addresses.host}/32", "dev", "lo"])
+
+
+def unguard(addresses: Addresses) -> None:
+    """Remove the dropping routes: the very last step."""
+    for wanted in (*addresses.ranges, addresses.cable):
         if run(["ip", "route", "show", "type", "blackhole", wanted]).strip():
             run(["ip", "route", "delete", "blackhole", wanted, "metric", DROP_METRIC])
