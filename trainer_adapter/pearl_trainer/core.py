@@ -31,7 +31,7 @@ from pearl_trainer.messages import (
     RegisterAnswer,
     RegisterRequest,
 )
-from pearl_trainer.sansio import Flow, NoReply, Reply, Send, Sleep, Spawn, Together, call, send
+from pearl_trainer.sansio import Flow, NoReply, Reply, Request, Send, Sleep, Spawn, Together, call, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,15 +178,22 @@ class LoanCore:
         return (yield from self._offer())
 
     def _offer(self) -> Flow[LendResult]:
-        self._next_offer = self._clock() + OFFER_SECONDS
         if not self._enrolled:
             yield from self._enrol_again()
         ticket = self._lease.offering() if self._enrolled else None
         if self._api is None or ticket is None:
+            self._next_offer = self._clock() + OFFER_SECONDS
             return LendResult(granted=False, reason="NotEnrolled", message=self._last_warning)
         message = LendRequest(self._new_id(), self._cap_seconds, after_epoch=self._lease.epoch)
         try:
-            answer = LendAnswer.from_wire((yield from call(self._api.lend(message))))
+            return (yield from self._ask(self._api.lend(message), ticket))
+        finally:
+            self._lease.asked()
+            self._next_offer = self._clock() + OFFER_SECONDS
+
+    def _ask(self, request: Request, ticket: int) -> Flow[LendResult]:
+        try:
+            answer = LendAnswer.from_wire((yield from call(request)))
         except Rejected as error:
             self._lease.refused(ticket)
             # After 404 the GPULoan was deleted: the next offer enrols anew, and reclaims go on with what is known.
@@ -212,9 +219,14 @@ class LoanCore:
             api, lease = self._api, self._lease
             if api is not None and lease.lent:
                 yield Together(tuple(self._beat(api.registration, agent) for agent in lease.agents))
-            elif lease.wanted and self._clock() >= self._next_offer and self._identity.operator_url:
+            elif self._should_offer():
                 yield from self._offer()
             yield Sleep(api.registration.heartbeat_seconds if api else OFFER_SECONDS)
+
+    def _should_offer(self) -> bool:
+        lease = self._lease
+        waiting = lease.wanted and not lease.asking and self._clock() >= self._next_offer
+        return waiting and self._identity.operator_url is not None
 
     def _beat(self, registration: RegisterAnswer, agent: AgentEndpoint) -> Flow[None]:
         outcome = yield Send(endpoints.heartbeat(agent, registration.token, self._lease.epoch))

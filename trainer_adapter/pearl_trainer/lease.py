@@ -31,7 +31,7 @@ class Lease:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._length_seconds = 0.0
-        self._known = self._fenced = self._unanswered = self._ticket = 0
+        self._known = self._fenced = self._unanswered = self._ticket = self._asking = 0
         self._agents: tuple[AgentEndpoint, ...] = ()
         self._live: frozenset[str] = frozenset()
         self._renewed: dict[str, float] = {}
@@ -51,6 +51,11 @@ class Lease:
     def wanted(self) -> bool:
         """The trainer offers its GPUs and has not taken them back."""
         return self._wanted
+
+    @property
+    def asking(self) -> bool:
+        """An offer is under way."""
+        return self._asking > 0
 
     @property
     def epoch(self) -> int:
@@ -82,7 +87,13 @@ class Lease:
                 return None
             self._ticket += 1
             self._unanswered += 1
+            self._asking += 1
             return self._ticket
+
+    def asked(self) -> None:
+        """The offer came back, answered or not."""
+        with self._lock:
+            self._asking -= 1
 
     def answered(self, ticket: int, answer: LendAnswer, now: float) -> bool:
         """The operator answered; False where the trainer has reclaimed meanwhile, so that nothing is lent."""

@@ -1,0 +1,168 @@
+"""Who may lend to whom; each refusal names what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from loans_bench import SPEC, trainer_pod
+
+from pearl_api.loan import GPULoanStatus, LoanPhase
+from pearl_api.wire.loans import RegisterRequest
+from pearl_operator.facts import LoanFact, RolloutFact, loan_fact, rollout_fact
+from pearl_operator.loans.borrowers import borrower_pod, free_slots, loan_object, secret_object
+from pearl_operator.loans.enrol import Enrolment, check, same
+from pearl_operator.loans.identity import Caller, caller_of
+from pearl_operator.loans.problems import LoanProblem
+
+CALLER = Caller("ml", "trainer-0", "trainer-uid", "node-1")
+
+
+def rollout(**spec: Any) -> RolloutFact:
+    meta = {"name": "swe", "namespace": "pearl", "uid": "rollout-uid", "generation": 1}
+    return rollout_fact({"metadata": meta, "spec": {**SPEC, **spec}})
+
+
+def enrolment(gpus: list[str], **changes: Any) -> Enrolment:
+    facts: dict[str, Any] = {
+        "caller": CALLER,
+        "trainer": trainer_pod(),
+        "rollout": rollout(),
+        "loans": (),
+        "namespaces": ("pearl", "ml"),
+    }
+    return check(RegisterRequest(rollout="swe", gpus=gpus), **{**facts, **changes})
+
+
+def loan(made: Enrolment, **status: Any) -> LoanFact:
+    body = loan_object(made)
+    body["metadata"] |= {"uid": "loan-uid"}
+    fact = loan_fact({**body, "status": GPULoanStatus(**status).model_dump(mode="json", by_alias=True)})
+    assert fact is not None
+    return fact
+
+
+def test_a_trainer_of_two_gpus_gets_two_borrowers() -> None:
+    made = enrolment(["GPU-a", "GPU-b"])
+    assert made.borrowers == 2
+    assert made.node == "node-1"
+    assert same(loan(made), made)
+
+
+def test_gpus_that_fill_no_worker_are_left_over() -> None:
+    three = trainer_pod()
+    three["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "3"
+    wide = rollout(engine={"image": "i", "tensorParallel": 2})
+    assert enrolment(["GPU-a", "GPU-b", "GPU-c"], trainer=three, rollout=wide).borrowers == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "reason", "said"),
+    [
+        (["GPU-a"] * 2, {}, "TooManyGpus", "twice"),
+        (["GPU-a", "GPU-b", "GPU-c"], {}, "TooManyGpus", "names 3 GPUs and the pod requests 2"),
+        (
+            ["GPU-a"],
+            {"rollout": rollout(engine={"image": "i", "tensorParallel": 2})},
+            "TooFewGpus",
+            "spec.engine.tensorParallel = 2",
+        ),
+        (["GPU-a"], {"rollout": None}, "RolloutNotFound", "check `rollout`"),
+        (["GPU-a"], {"rollout": rollout(mode="Sideways")}, "RolloutInvalid", "spec.mode"),
+        (
+            ["GPU-a"],
+            {"rollout": rollout(capacity={"reserved": {"gpus": 1}})},
+            "BorrowingDisabled",
+            "spec.capacity.borrowed.maxGpus",
+        ),
+        (
+            ["GPU-a"],
+            {
+                "rollout": rollout(
+                    capacity={"reserved": {"gpus": 1}, "borrowed": {"maxGpus": 4, "access": "SharedClaim"}}
+                )
+            },
+            "AccessNotSupported",
+            "set Auto or VisibleDevices",
+        ),
+        (["GPU-a"], {"namespaces": ("pearl",)}, "NotATrainerNamespace", "`trainerNamespaces`"),
+        (["GPU-a"], {"trainer": None}, "TrainerPodGone", "running pod"),
+        (["GPU-a"], {"caller": Caller("ml", "trainer-0", "older-uid", "node-1")}, "TrainerPodGone", "gone or ending"),
+        (["GPU-a"], {"trainer": trainer_pod(role="eval")}, "TrainerNotSelected", "role=trainer"),
+        (["GPU-a"], {"caller": Caller("ml", "t" * 64, "trainer-uid", "node-1")}, "NameTooLong", "64 characters"),
+    ],
+)
+def test_what_may_not_lend(gpus: list[str], changes: dict[str, Any], reason: str, said: str) -> None:
+    with pytest.raises(LoanProblem, match=said) as caught:
+        enrolment(gpus, **changes)
+    assert caught.value.reason == reason
+
+
+def test_a_gpu_is_enrolled_by_one_pod_only_and_free_again_when_that_loan_is_over() -> None:
+    other = check(
+        RegisterRequest(rollout="swe", gpus=["GPU-b"]),
+        caller=Caller("ml", "trainer-1", "other-uid", "node-1"),
+        trainer={
+            **trainer_pod(),
+            "metadata": {**trainer_pod()["metadata"], "name": "trainer-1", "uid": "other-uid"},
+        },
+        rollout=rollout(),
+        loans=(),
+        namespaces=("ml",),
+    )
+    with pytest.raises(LoanProblem, match="GPU-b is enrolled by ml/trainer-1") as caught:
+        enrolment(["GPU-a", "GPU-b"], loans=[loan(other)])
+    assert caught.value.status == 409
+    for phase in (LoanPhase.LOST, LoanPhase.DEREGISTERED):
+        assert enrolment(["GPU-a", "GPU-b"], loans=[loan(other, phase=phase)]).borrowers == 2
+    mine = enrolment(["GPU-a"])
+    assert enrolment(["GPU-a", "GPU-b"], loans=[loan(mine)]).borrowers == 2
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"authenticated": False, "audiences": ["pearl"]},
+        {"authenticated": True, "audiences": ["kubernetes"]},
+        {"authenticated": True, "audiences": ["pearl"], "user": {"username": "system:serviceaccount:ml:default"}},
+        {"authenticated": True, "audiences": ["pearl"], "user": {"username": "alice", "extra": {}}},
+    ],
+)
+def test_a_token_that_is_no_pods_is_refused(status: dict[str, Any]) -> None:
+    with pytest.raises(LoanProblem, match="mount a projected ServiceAccount token"):
+        caller_of(status)
+
+
+def test_a_borrower_holds_no_gpu_of_its_own_and_belongs_to_the_trainer() -> None:
+    made = enrolment(["GPU-a", "GPU-b"])
+    template = {"spec": {"runtimeClassName": "nvidia", "nodeSelector": {"kubernetes.io/hostname": "elsewhere"}}}
+    borrowing = {"reserved": {"gpus": 1}, "borrowed": {"maxGpus": 4, "podTemplate": template}}
+    pod = borrower_pod(loan(made), rollout(capacity=borrowing), index=1, slot=1003)
+    container = pod["spec"]["containers"][0]
+    environment = {item["name"]: item.get("value") for item in container["env"]}
+    assert "resources" not in container
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "GPU-b"
+    assert (environment["PEARL_LOAN_NAMESPACE"], environment["PEARL_LOAN_NAME"]) == ("ml", "trainer-0")
+    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/hostname": "node-1"}
+    assert pod["spec"]["runtimeClassName"] == "nvidia"
+    assert (pod["metadata"]["namespace"], pod["metadata"]["name"]) == ("ml", "trainer-0-borrower-1")
+    owners = [(owner["kind"], owner["uid"], owner["controller"]) for owner in pod["metadata"]["ownerReferences"]]
+    assert owners == [("Pod", "trainer-uid", True)]
+    labels = pod["metadata"]["labels"]
+    assert labels["pearl.dev/rollout"] == "swe"
+    assert labels["pearl.dev/rollout-namespace"] == "pearl"
+    assert labels["pearl.dev/zone"] == "borrowed"
+    assert labels["pearl.dev/slot"] == "1003"
+    assert labels["pearl.dev/loan"] == "trainer-0"
+
+
+def test_the_secret_of_a_loan_holds_no_root_key() -> None:
+    secret = secret_object(loan(enrolment(["GPU-a"])), "0" * 64)
+    assert set(secret["stringData"]) == {"agent", "engine", "loan"}
+    assert "0" * 64 not in secret["stringData"].values()
+    assert secret["metadata"]["namespace"] == "ml"
+
+
+def test_borrowers_are_numbered_apart_from_the_planners_slots() -> None:
+    assert free_slots({0, 1, 1000, 1002}, 3) == [1001, 1003, 1004]
