@@ -231,7 +231,7 @@ class Engine:
     async def _abort_until_empty(self) -> int:
         # Repeated, because a request that passed the gate just before it closed may reach the engine just after.
         aborted = 0
-        while not await self._is_empty():  # noqa: ASYNC110 - see _until
+        while not await self._is_empty():
             aborted += await self._client.abort_all()
             await asyncio.sleep(_POLL_SECONDS)
         return aborted
@@ -247,7 +247,7 @@ class Engine:
             raise EngineFaultError("KV stayed pinned longer than its lease") from None
 
     async def _wait_for_pins(self) -> None:
-        while seconds := (await self._client.gate()).pinned_seconds:
+        while seconds := (await self._client.gate()).pinned_seconds:  # noqa: ASYNC110 - pins end by time
             await asyncio.sleep(seconds)
 
 

@@ -59,7 +59,7 @@ def _device_arguments(settings: Settings) -> tuple[str, ...]:
         "--enforce-eager",
         *("--distributed-executor-backend", "uni", "--dtype", "float32"),
         *("--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--block-size", "32"),
-        *("--kv-cache-memory-bytes", str(64 << 20)),
+        *("--kv-cache-memory-bytes", str(256 << 20)),
         *fake,
     )
 
