@@ -64,18 +64,19 @@ class Follower:
         return await self.world.store.write(loan, change(loan.status))
 
     async def sync(self, rollout: RolloutFact) -> None:
-        """One look at all loans of a rollout; a loan that a call is changing waits for the next look."""
-        for loan in self.world.store.index.loans_of(rollout.key):
-            memory = self.world.memory((loan.namespace, loan.name))
-            if _over(loan) or memory.lock.locked():
-                continue
-            async with memory.lock:
-                try:
-                    await self._sync(loan, rollout, memory)
-                except OperatorError as error:
-                    log.warning(
-                        "loan not followed", extra={"loan": f"{loan.namespace}/{loan.name}", "error": str(error)}
-                    )
+        """One look at all loans of a rollout at once; a loan that a call is changing waits for the next look."""
+        await asyncio.gather(*(self._follow(loan, rollout) for loan in self.world.store.index.loans_of(rollout.key)))
+
+    async def _follow(self, loan: LoanFact, rollout: RolloutFact) -> None:
+        memory = self.world.memory((loan.namespace, loan.name))
+        if _over(loan) or memory.lock.locked():
+            return
+        async with memory.lock:
+            try:
+                await self._sync(loan, rollout, memory)
+            except OperatorError as error:
+                where = f"{loan.namespace}/{loan.name}"
+                log.warning("loan not followed", extra={"loan": where, "error": str(error)})
 
     async def prune(self) -> None:
         """Ends the loans of rollouts that are gone; their trainers keep their GPUs to themselves."""
