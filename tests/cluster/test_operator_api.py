@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMESPACE = "operator-api"
 PROBES = (
     "from http.server import BaseHTTPRequestHandler as H, ThreadingHTTPServer as S\n"
     "class A(H):\n"
@@ -48,6 +48,7 @@ class OperatorProcess:
     """`pearl-operator` as a process on this machine."""
 
     cluster: Cluster
+    namespace: str
     identity: str
     log: Path
     port: int = field(init=False)
@@ -61,7 +62,7 @@ class OperatorProcess:
     def start(self) -> None:
         environment = os.environ | {
             "KUBECONFIG": str(self.cluster.kubeconfig),
-            "PEARL_NAMESPACE": NAMESPACE,
+            "PEARL_NAMESPACE": self.namespace,
             "PEARL_GATEWAY_IMAGE": "docker.io/pearl/absent:1",
             "PEARL_IDENTITY": self.identity,
             "PEARL_PORT": str(self.port),
@@ -89,11 +90,12 @@ class OperatorProcess:
 
 
 def rollout(name: str, gpus: int) -> dict[str, Any]:
+    """Without a namespace; `Scene.apply` gives it."""
     container = {"name": "worker", "command": ["python3", "-c", PROBES]}
     return {
         "apiVersion": names.API_VERSION,
         "kind": "PearlRollout",
-        "metadata": {"name": name, "namespace": NAMESPACE},
+        "metadata": {"name": name},
         "spec": {
             "model": {"name": "Qwen/Qwen3-8B", "uri": "/models/none"},
             "engine": {"image": "docker.io/library/python:3.11-slim"},
@@ -107,27 +109,35 @@ def rollout(name: str, gpus: int) -> dict[str, Any]:
 class Scene:
     """The namespace of one test."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
         self.cluster = cluster
+        self.namespace = namespace
         self.folder = folder
         self.started: list[OperatorProcess] = []
 
     def operator(self, identity: str = "one") -> OperatorProcess:
-        process = OperatorProcess(self.cluster, identity, self.folder / f"{identity}.log")
+        process = OperatorProcess(self.cluster, self.namespace, identity, self.folder / f"{identity}.log")
         self.started.append(process)
         process.start()
         return process
 
     def apply(self, manifest: dict[str, Any]) -> None:
-        self.cluster.apply(manifest)
+        metadata = {**manifest["metadata"], "namespace": self.namespace}
+        self.cluster.apply({**manifest, "metadata": metadata})
+
+    def kubectl(self, *words: str) -> str:
+        return self.cluster.kubectl(*words, "-n", self.namespace)
+
+    def get(self, *words: str) -> Any:
+        return self.cluster.get(*words, "-n", self.namespace)
 
     def pods(self, name: str) -> dict[str, dict[str, Any]]:
         selector = f"{names.LABEL_ROLLOUT}={name},{names.LABEL_COMPONENT}=worker"
-        found = self.cluster.get("pods", "-n", NAMESPACE, "-l", selector, "--show-managed-fields")["items"]
+        found = self.get("pods", "-l", selector, "--show-managed-fields")["items"]
         return {pod["metadata"]["name"]: pod for pod in found}
 
     def status(self, name: str) -> dict[str, Any]:
-        status: dict[str, Any] = self.cluster.get("pearlrollout", name, "-n", NAMESPACE).get("status") or {}
+        status: dict[str, Any] = self.get("pearlrollout", name).get("status") or {}
         return status
 
     def condition(self, name: str, kind: str) -> tuple[str, str, str]:
@@ -144,15 +154,16 @@ class Scene:
 
 
 @pytest.fixture
-def scene(cluster: Cluster, tmp_path: Path) -> Iterator[Scene]:
+def scene(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
     for crd in ("pearlrollouts", "gpuloans"):
         cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds" / f"{crd}.yaml"))
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    found = Scene(cluster, tmp_path)
+    namespace = f"operator-{zlib.crc32(request.node.name.encode()):08x}"
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    found = Scene(cluster, namespace, tmp_path)
     yield found
     for process in found.started:
         process.end(signal.SIGKILL)
-    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=true")
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 def uid(pod: dict[str, Any]) -> str:
@@ -172,7 +183,7 @@ def test_a_flip_keeps_the_pod_and_owns_three_labels_only(scene: Scene) -> None:
     scene.until("three workers serve", lambda: scene.serving("flip", 3))
     before = scene.pods("flip")
     some = next(iter(before))
-    scene.cluster.kubectl("label", "pod", some, "-n", NAMESPACE, "team=rl")
+    scene.kubectl("label", "pod", some, "team=rl")
 
     manifest = rollout("flip", 3)
     manifest["spec"] |= {"mode": "Disaggregated", "ratio": {"prefill": 1, "decode": 2}}
@@ -222,13 +233,13 @@ def test_everything_goes_with_the_rollout_though_the_operator_is_dead(scene: Sce
     owned = ("pods", "secrets", "services", "deployments", "poddisruptionbudgets")
     selector = f"{names.LABEL_ROLLOUT}=gone"
     for kind in owned:
-        assert scene.cluster.get(kind, "-n", NAMESPACE, "-l", selector)["items"], kind
+        assert scene.get(kind, "-l", selector)["items"], kind
 
     operator.end(signal.SIGKILL)
-    scene.cluster.kubectl("delete", "pearlrollout", "gone", "-n", NAMESPACE, "--timeout=10s")
+    scene.kubectl("delete", "pearlrollout", "gone", "--timeout=10s")
     scene.until(
         "all of it is gone",
-        lambda: not any(scene.cluster.get(kind, "-n", NAMESPACE, "-l", selector)["items"] for kind in owned),
+        lambda: not any(scene.get(kind, "-l", selector)["items"] for kind in owned),
     )
 
 
@@ -250,7 +261,7 @@ def test_a_second_operator_waits_and_takes_over_from_a_killed_one(scene: Scene) 
     assert before.items() <= {name: uid(pod) for name, pod in scene.pods("two").items()}.items()
 
     assert second.end(signal.SIGTERM) == 0
-    lease = scene.cluster.get("lease", "pearl-operator", "-n", NAMESPACE)
+    lease = scene.get("lease", "pearl-operator")
     assert not lease["spec"].get("holderIdentity"), "a stopped operator lets its successor start at once"
 
 
@@ -272,8 +283,8 @@ def test_an_invalid_template_is_told_in_the_api_servers_words(scene: Scene) -> N
 
 
 def test_a_quota_is_a_matter_of_capacity_and_not_of_the_template(scene: Scene) -> None:
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus", "namespace": NAMESPACE}}
-    scene.cluster.apply({**quota, "spec": {"hard": {"requests.nvidia.com/gpu": "1"}}})
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}}
+    scene.apply({**quota, "spec": {"hard": {"requests.nvidia.com/gpu": "1"}}})
     scene.operator()
     scene.apply(rollout("quota", 2))
     scene.until("it is told", lambda: scene.condition("quota", "CapacityAvailable")[1] == "QuotaOrAdmission")
@@ -281,7 +292,7 @@ def test_a_quota_is_a_matter_of_capacity_and_not_of_the_template(scene: Scene) -
     assert scene.condition("quota", "Degraded")[1] == "Healthy"
     assert len(scene.pods("quota")) == 1
 
-    scene.cluster.kubectl("delete", "resourcequota", "gpus", "-n", NAMESPACE)
+    scene.kubectl("delete", "resourcequota", "gpus")
     scene.until("two workers serve", lambda: scene.serving("quota", 2), seconds=90)
 
 
@@ -289,7 +300,7 @@ def test_what_the_operator_writes_stays_its_own(scene: Scene) -> None:
     scene.operator()
     scene.apply(rollout("own", 1))
     scene.until("one worker serves", lambda: scene.serving("own", 1))
-    body = scene.cluster.get("pearlrollout", "own", "-n", NAMESPACE, "--show-managed-fields")
+    body = scene.get("pearlrollout", "own", "--show-managed-fields")
     assert {condition["type"] for condition in body["status"]["conditions"]} == {
         "Ready",
         "MetricsAvailable",
