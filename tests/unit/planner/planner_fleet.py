@@ -105,6 +105,7 @@ class Fleet:
     batch: Batch | None = None
     loans: tuple[Loan, ...] = ()
     measurements: Measurements = field(default_factory=lambda: Measurements(gateway_age_seconds=1.0))
+    seen: set[str] = field(default_factory=set)
     created: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     flipped: list[tuple[str, Role]] = field(default_factory=list)
@@ -124,6 +125,7 @@ class Fleet:
         )
 
     def look(self, seconds: float = 5.0) -> Plan:
+        self.seen |= set(self.pods)
         result = plan(self.snapshot(), self.policy)
         self.target, self.memory = result.target, result.memory
         for action in result.actions:
@@ -149,7 +151,7 @@ class Fleet:
         if isinstance(action, CreateWorker):
             slot = action.slot
             name = f"w{slot.slot}-{slot.incarnation}"
-            assert name not in self.pods, f"{name} exists"
+            assert name not in self.seen, f"{name} was used before"
             epoch = result.target.id if result.target else 0
             self.pods[name] = worker(
                 slot.slot,
