@@ -42,6 +42,8 @@ log = logging.getLogger("pearl.loop")
 
 _LONG_SECONDS: Final = 60.0
 _GATHER_SECONDS: Final = 0.02
+_AFTER_ACTION_SECONDS: Final = 0.3
+"""When the gateway has probably acknowledged."""
 _FIRST_BACK_OFF: Final = 0.5
 _LAST_BACK_OFF: Final = 30.0
 
@@ -133,7 +135,8 @@ class RolloutLoop:
         finally:
             await self.parts.reporter.tell(look)
         self.parts.metrics.looked(look, self.parts.clock.monotonic() - started)
-        return min(look.plan.next_look_seconds, self.parts.settings.look_seconds)
+        soon = _AFTER_ACTION_SECONDS if look.plan.actions else self.parts.settings.look_seconds
+        return min(look.plan.next_look_seconds, soon)
 
     async def _decide(self, rollout: RolloutFact, spec: PearlRolloutSpec) -> Look:
         parts, now = self.parts, self.parts.clock.now()
@@ -167,6 +170,8 @@ class RolloutLoop:
         decided = plan(snapshot, policy)
         self._memory = decided.memory
         self._note_abandoned(snapshot, decided)
+        if not any(isinstance(action, CreateWorker) for action in decided.actions):
+            self._capacity_refusal = None
         return Look(
             now=now,
             rollout=rollout,

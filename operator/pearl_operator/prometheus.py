@@ -22,19 +22,22 @@ if TYPE_CHECKING:
     from pearl_operator.http_json import HttpJson
     from pearl_operator.ports import RolloutKey
 
-WINDOW: Final = "30s"
+WINDOW: Final = "1m"
+"""Of rates; at least two scrapes of a usual configuration."""
+_BY: Final = "by (namespace, pod)"
 QUERIES: Final = {
-    "running": "vllm:num_requests_running{%s}",
-    "waiting": "vllm:num_requests_waiting{%s}",
-    "kv_usage": "vllm:kv_cache_usage_perc{%s} or vllm:gpu_cache_usage_perc{%s}",
-    "generation_tokens_per_second": f"rate(vllm:generation_tokens_total{{%s}}[{WINDOW}])",
-    "prompt_tokens_per_second": f"rate(vllm:prompt_tokens_total{{%s}}[{WINDOW}])",
+    "running": f"sum {_BY} (vllm:num_requests_running{{%s}})",
+    "waiting": f"sum {_BY} (vllm:num_requests_waiting{{%s}})",
+    "kv_usage": f"max {_BY} (vllm:kv_cache_usage_perc{{%s}} or vllm:gpu_cache_usage_perc{{%s}})",
+    "generation_tokens_per_second": f"sum {_BY} (rate(vllm:generation_tokens_total{{%s}}[{WINDOW}]))",
+    "prompt_tokens_per_second": f"sum {_BY} (rate(vllm:prompt_tokens_total{{%s}}[{WINDOW}]))",
     "inter_token_seconds": (
-        f"rate(vllm:inter_token_latency_seconds_sum{{%s}}[{WINDOW}])"
-        f" / rate(vllm:inter_token_latency_seconds_count{{%s}}[{WINDOW}])"
+        f"sum {_BY} (rate(vllm:inter_token_latency_seconds_sum{{%s}}[{WINDOW}]))"
+        f" / sum {_BY} (rate(vllm:inter_token_latency_seconds_count{{%s}}[{WINDOW}]))"
     ),
 }
-_NEWEST: Final = "timestamp(vllm:num_requests_running{%s})"
+"""PromQL by field of `WorkerMetrics`. Summed by pod, because a pod whose labels changed has two series for a while."""
+_NEWEST: Final = f"max {_BY} (timestamp(vllm:num_requests_running{{%s}}))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class PrometheusClient:
         )
 
     async def _query(self, base: str, expression: str, token: str | None) -> dict[str, float]:
-        """Value by pod; several engines of one pod (data parallel ranks) are summed."""
+        """Value by `namespace/pod`."""
         url = base.rstrip("/") + "/api/v1/query"
         raw = await self.http.call("GET", url, token=token, params={"query": expression})
         return by_pod(raw)
