@@ -1,14 +1,14 @@
 """Names, addresses and files of one cluster, all derived from its name and slot.
 
-Clusters on one machine must not share addresses, so each takes a *slot* (0 to 3),
-which cuts the ranges below into four. Nothing in them is ever routed off the machine.
+Clusters on one machine must not share addresses, so each takes a *slot* (0 to 7),
+which has its part of the ranges below. Nothing in them is ever routed off the machine.
 
-| range          | per slot | what                                           |
-|----------------|----------|------------------------------------------------|
-| 10.88.0.0/16   | /18      | pods, one /24 per node                         |
-| 10.89.0.0/16   | /24      | nodes and, at .1, the control plane            |
-| 10.89.255.0/24 | /30      | the cable between the host and the cluster     |
-| 10.96.0.0/16   | /18      | Services; DNS is the range's .10               |
+| range, slots 0-3 | slots 4-7    | per slot | what                                       |
+|------------------|--------------|----------|--------------------------------------------|
+| 10.88.0.0/16     | 10.90.0.0/16 | /18      | pods, one /24 per node                     |
+| 10.89.0.0/16     | the same     | /24      | nodes and, at .1, the control plane        |
+| 10.89.255.0/24   | the same     | /30      | the cable between the host and the cluster |
+| 10.96.0.0/16     | 10.97.0.0/16 | /18      | Services; DNS is the range's .10           |
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pearl_dev.errors import ClusterError
 if TYPE_CHECKING:
     from pathlib import Path
 
-SLOTS = 4
+SLOTS = 8
+QUARTERS = 4
 MAX_NODES = 8
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?")
 
@@ -34,10 +35,18 @@ class Addresses:
 
     slot: int
 
+    def _pods(self, third: int) -> str:
+        half, quarter = divmod(self.slot, QUARTERS)
+        return f"10.{88 + 2 * half}.{64 * quarter + third}"
+
+    def _services(self) -> str:
+        half, quarter = divmod(self.slot, QUARTERS)
+        return f"10.{96 + half}.{64 * quarter}"
+
     @property
     def pods(self) -> str:
         """Range of all pods."""
-        return f"10.88.{64 * self.slot}.0/18"
+        return f"{self._pods(0)}.0/18"
 
     @property
     def nodes(self) -> str:
@@ -47,7 +56,7 @@ class Addresses:
     @property
     def services(self) -> str:
         """Range of Service IPs."""
-        return f"10.96.{64 * self.slot}.0/18"
+        return f"{self._services()}.0/18"
 
     @property
     def ranges(self) -> tuple[str, str, str]:
@@ -82,21 +91,21 @@ class Addresses:
     @property
     def kubernetes_service(self) -> str:
         """The `kubernetes` Service."""
-        return f"10.96.{64 * self.slot}.1"
+        return f"{self._services()}.1"
 
     @property
     def dns(self) -> str:
         """The DNS Service."""
-        return f"10.96.{64 * self.slot}.10"
+        return f"{self._services()}.10"
 
     @property
     def imagined(self) -> str:
         """Range of kwok's pods; nothing answers there, and no packet to it gets out."""
-        return f"10.88.{64 * self.slot + 32}.0/19"
+        return f"{self._pods(32)}.0/19"
 
     def imagined_node(self, index: int) -> str:
         """Address that a kwok node claims to have."""
-        return f"10.88.{64 * self.slot + 16 + index // 250 % 16}.{index % 250 + 1}"
+        return f"{self._pods(16 + index // 250 % 16)}.{index % 250 + 1}"
 
     def node(self, index: int) -> str:
         """Address of a node."""
@@ -104,7 +113,7 @@ class Addresses:
 
     def node_pods(self, index: int) -> str:
         """Range of a node's pods."""
-        return f"10.88.{64 * self.slot + index}.0/24"
+        return f"{self._pods(index)}.0/24"
 
 
 @dataclass(frozen=True, slots=True)

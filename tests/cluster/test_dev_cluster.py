@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,7 +18,7 @@ from pearl_dev import network
 from pearl_dev.cgroups import ROOT
 from pearl_dev.errors import CommandError
 from pearl_dev.handle import find
-from pearl_dev.layout import MAX_NODES, Paths
+from pearl_dev.layout import MAX_NODES, Addresses, Paths
 from pearl_dev.processes import NETNS, Ledger, inside, start_ticks
 from pearl_dev.settings import from_environment
 from pearl_dev.shell import run, wait_until
@@ -209,6 +210,19 @@ def test_prometheus_scrapes_the_pods_of_a_rollout_and_names_their_role(cluster: 
     assert found[0]["value"][1] == "42"
 
 
+PEARL_DEV = (sys.executable, "-m", "pearl_dev.cli")
+NODE = "the first node"
+
+
+@pytest.fixture
+def crash(cluster: Cluster) -> Iterator[str]:
+    """Name for a second cluster that is going to be killed."""
+    name = f"{cluster.spec.name}-crash"
+    run([*PEARL_DEV, "down", "--name", name])
+    yield name
+    run([*PEARL_DEV, "down", "--name", name])
+
+
 def left_behind(name: str, slot: int) -> list[str]:
     """Everything of a cluster that can still be found on this machine."""
     scopes = [f"pearl-dev-{name}", *(f"pearl-dev-{name}.{index}" for index in range(MAX_NODES))]
@@ -217,8 +231,9 @@ def left_behind(name: str, slot: int) -> list[str]:
     return [
         *(scope for scope in scopes if (NETNS / scope).exists()),
         *(str(path) for scope in scopes for path in ROOT.glob(f"**/{scope}")),
-        *run(["ip", "route", "show", "root", f"10.88.{64 * slot}.0/18"]).splitlines(),
-        *run(["ip", "route", "show", "root", f"10.89.255.{4 * slot}/30"]).splitlines(),
+        *run(["ip", "route", "show", "root", Addresses(slot).pods]).splitlines(),
+        *run(["ip", "route", "show", "root", Addresses(slot).cable]).splitlines(),
+        *(line for line in run(["ip", "-o", "address"]).splitlines() if f" {Addresses(slot).host}/" in line),
         *(line for line in run(["ip", "-o", "link"]).splitlines() if f"pearl-s{slot}" in line),
         *(line for line in mounts.splitlines() if f"/{name}/" in line),
         *(str(path) for path in settings.clusters.glob(name)),
@@ -229,33 +244,55 @@ def start_and_kill(name: str, stage: str) -> tuple[int, set[int]]:
     """Kill `pearl-dev up` when it has started the process `stage`; returns slot and what still runs."""
     settings = from_environment()
     ledger = Ledger(Paths(settings.clusters / name).ledger)
-    command = [sys.executable, "-m", "pearl_dev.cli", "up", "--name", name, "--nodes", "1", "--no-monitoring"]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as started:
-        wait_until(lambda: stage in ledger.processes(), what=f"{stage} starts", timeout_seconds=120, every_seconds=0.01)
+    process = f"pearl-dev-{name}.0" if stage == NODE else stage
+    command = [*PEARL_DEV, "up", "--name", name, "--nodes", "1", "--no-monitoring"]
+    with subprocess.Popen(command, start_new_session=True) as started:
+
+        def reached() -> bool:
+            assert started.poll() is None, "pearl-dev up ended before it could be killed"
+            return process in ledger.processes()
+
+        wait_until(reached, what=f"{stage} starts", timeout_seconds=120, every_seconds=0.01)
         os.kill(started.pid, signal.SIGKILL)
     spec = find(settings, name)
     assert spec is not None
     return spec.slot, inside(spec.all_netns)
 
 
-@pytest.mark.parametrize("stage", ["etcd", "kube-scheduler", "pearl-dev-crash.0"])
-@pytest.mark.usefixtures("cluster")
-def test_down_leaves_nothing_behind_after_up_was_killed(stage: str) -> None:
-    slot, orphans = start_and_kill("crash", stage)
+@pytest.mark.parametrize("stage", ["etcd", "kube-scheduler", NODE])
+def test_down_leaves_nothing_behind_after_up_was_killed(crash: str, stage: str) -> None:
+    slot, orphans = start_and_kill(crash, stage)
     assert orphans
-    run([sys.executable, "-m", "pearl_dev.cli", "down", "--name", "crash"])
-    assert left_behind("crash", slot) == []
+    run([*PEARL_DEV, "down", "--name", crash])
+    assert left_behind(crash, slot) == []
     assert not [pid for pid in orphans if start_ticks(pid) is not None]
 
 
-@pytest.mark.usefixtures("cluster")
-def test_up_works_after_up_was_killed() -> None:
-    slot, _ = start_and_kill("crash", "pearl-dev-crash.0")
-    again = [sys.executable, "-m", "pearl_dev.cli", "up", "--name", "crash", "--nodes", "1", "--no-monitoring"]
+def test_up_works_after_up_was_killed_and_down_blocks_the_addresses_while_a_program_uses_them(crash: str) -> None:
+    slot, _ = start_and_kill(crash, NODE)
+    again = [*PEARL_DEV, "up", "--name", crash, "--nodes", "1", "--no-monitoring"]
+    down = [*PEARL_DEV, "down", "--name", crash]
     run(again)
     try:
+        spec = find(from_environment(), crash)
+        assert spec is not None
         with pytest.raises(CommandError, match="is up already"):
             run(again)
+        with socket.create_connection((spec.addresses.control_plane, 6443), timeout=5):
+            run(down)
+            with pytest.raises(OSError, match=r"Invalid argument|unreachable"):
+                socket.create_connection((spec.addresses.control_plane, 6443), timeout=5)
     finally:
-        run([sys.executable, "-m", "pearl_dev.cli", "down", "--name", "crash"])
-    assert left_behind("crash", slot) == []
+        run(down)
+    assert left_behind(crash, slot) == []
+
+
+@pytest.mark.slow
+def test_a_node_without_power_is_noticed_and_comes_back(cluster: Cluster) -> None:
+    name = cluster.spec.node_name(1)
+    cluster.stop_node(1)
+    try:
+        cluster.kubectl("wait", "--for=condition=Ready=Unknown", f"node/{name}", "--timeout=40s")
+    finally:
+        cluster.start_node(1)
+    cluster.kubectl("wait", "--for=condition=Ready=True", f"node/{name}", "--timeout=60s")

@@ -38,7 +38,7 @@ def test_clusters_in_different_slots_share_no_address() -> None:
 
 
 def test_every_address_of_a_cluster_lies_in_the_ranges_that_the_host_guards() -> None:
-    addresses = Addresses(3)
+    addresses = Addresses(7)
     guarded = [ipaddress.ip_network(text) for text in (*addresses.ranges, addresses.cable)]
     single = [addresses.host, addresses.gateway, addresses.control_plane, addresses.dns, addresses.kubernetes_service]
     single += [addresses.node(index) for index in range(MAX_NODES)]
