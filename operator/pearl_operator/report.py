@@ -29,7 +29,7 @@ from pearl_operator.errors import Conflict, OperatorError
 from pearl_operator.look import serves
 from pearl_operator.status_codec import target_to_status
 from pearl_planner.serialize import dumps
-from pearl_planner.types import Role, WorkerState, Zone
+from pearl_planner.types import Reason, Role, WorkerState, Zone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,7 +106,10 @@ def _mode(alive: list[Worker]) -> str | None:
 
 
 def _decision(look: Look, previous: Decision | None) -> Decision:
+    """What was decided last; being on the way to it is no decision of its own, PlanProgressing tells it."""
     plan = look.plan
+    if plan.reason is Reason.PLAN_IN_PROGRESS and previous is not None and previous.shape == str(plan.shape):
+        return previous
     same = previous is not None and (previous.reason, previous.shape) == (plan.reason.value, str(plan.shape))
     return Decision(
         time=previous.time if same and previous is not None else to_rfc3339(look.now),

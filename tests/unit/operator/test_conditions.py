@@ -267,6 +267,16 @@ def test_counts_of_workers_and_mode() -> None:
     assert (counts.reserved, counts.elastic, counts.borrowed) == (2, 1, 0)
 
 
+def test_the_decision_stays_told_while_it_is_carried_out() -> None:
+    decided = look_of()
+    decided = replace(decided, plan=replace(decided.plan, reason=Reason.APPLIED, message="12 % faster"))
+    first = status_of(decided, PearlRolloutStatus())
+    moving = replace(decided, plan=replace(decided.plan, reason=Reason.PLAN_IN_PROGRESS, message="on the way"))
+    assert status_of(moving, first).last_decision == first.last_decision
+    assert first.last_decision is not None
+    assert first.last_decision.message == "12 % faster"
+
+
 def test_a_status_of_four_hundred_workers_with_long_stories_fits_its_limit() -> None:
     workers = tuple(worker(slot, state=WorkerState.PENDING) for slot in range(400))
     finalists = tuple(Prediction(Shape(colocated=400), 1.0, 2.0, 0.0, feasible=True, note="n" * 500) for _ in range(5))
