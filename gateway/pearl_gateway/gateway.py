@@ -124,6 +124,16 @@ class Gateway:
             return known.export()
         return self.storage.read_trajectory(name) if self.storage is not None else None
 
+    def expire(self) -> None:
+        """End trajectories and give back permits that nobody has used for the idle time."""
+        idle, now = self.settings.limits.idle, self.clock()
+        for one in list(self.sessions.live.values()):
+            if one.idle_since is not None and now - one.idle_since > idle:
+                self._ended(self.sessions.end(one.id, aborted=True, reward=None, cause="idle"))
+        groups = {one.group for one in self.sessions.live.values() if one.group is not None}
+        for group in self.permits.expire(idle, groups):
+            self.runner.forget_group(group)
+
     async def close(self) -> None:
         """Stop turns and probes."""
         await self.sessions.close()

@@ -203,6 +203,7 @@ class Inference:
             while True:
                 end, settled = turn.visible, turn.settled
                 if end > sent or settled:
+                    turn.shown = max(turn.shown, end)
                     yield sent, end
                     sent = end
                     if settled:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
 _POLL_SECONDS = 1.0
+_EXPIRE_SECONDS = 30.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -64,6 +65,13 @@ async def poll_agents(gateway: Gateway) -> None:
             if state is not None:
                 worker.weight_version, worker.wanted_version = state.get("weightVersion"), state.get("wantedVersion")
         await asyncio.sleep(_POLL_SECONDS)
+
+
+async def expire(gateway: Gateway) -> None:
+    """End what was left behind, twice a minute."""
+    while True:
+        await asyncio.sleep(_EXPIRE_SECONDS)
+        gateway.expire()
 
 
 async def _cluster_sources(gateway: Gateway) -> list[Coroutine[Any, Any, None]]:
@@ -107,7 +115,7 @@ async def serve(settings: Settings, *, workers: Path | None, host: str, port: in
             create_app(gateway), host=host, port=port, http="httptools", access_log=False, log_level="warning"
         )
         server = uvicorn.Server(config)
-        tasks = [asyncio.ensure_future(one) for one in (*sources, poll_agents(gateway))]
+        tasks = [asyncio.ensure_future(one) for one in (*sources, poll_agents(gateway), expire(gateway))]
         serving = asyncio.ensure_future(server.serve())
         done, _ = await asyncio.wait({serving, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True

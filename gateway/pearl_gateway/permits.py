@@ -33,6 +33,7 @@ class Bounds:
 @dataclass(slots=True)
 class _Group:
     size: int
+    admitted_at: float
     ended: int = 0
     names: set[str] = field(default_factory=set)
 
@@ -69,7 +70,7 @@ class Permits:
             while True:
                 reason = "OlderFirst" if self._queue[0] != ticket else self._why_not(request.size)
                 if reason is None:
-                    self._groups[request.group] = _Group(size=request.size)
+                    self._groups[request.group] = _Group(request.size, asyncio.get_running_loop().time())
                     return self._answer(granted=True, reason="Granted")
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0:
@@ -91,6 +92,20 @@ class Permits:
             return None
         del self._groups[trajectory.group or ""]
         return trajectory.group
+
+    def expire(self, seconds: float, live_groups: set[str]) -> list[str]:
+        """Give back permits that are older than `seconds` and of which no trajectory lives; their groups."""
+        now = asyncio.get_running_loop().time()
+        old = [
+            name
+            for name, group in self._groups.items()
+            if name not in live_groups and now - group.admitted_at > seconds
+        ]
+        for name in old:
+            del self._groups[name]
+        if old:
+            self._wake()
+        return old
 
     def _why_not(self, size: int) -> str | None:
         bounds = self._bounds()

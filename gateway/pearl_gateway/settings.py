@@ -17,6 +17,7 @@
 | PEARL_PREFILL_SECONDS        | deadline of the prefill half                                         | 120 |
 | PEARL_STALL_SECONDS          | longest silence of a generating engine                               | 120 |
 | PEARL_QUEUE_SECONDS          | longest wait of an admitted turn for a worker                        | 600 |
+| PEARL_IDLE_SECONDS           | a trajectory without a request for so long is over (cause `idle`)    | 3600 |
 | PEARL_MAX_TURNS              | turns in flight before new ones are refused                          | 4096 |
 | PEARL_LOCAL_APPEND_TOKENS    | until the operator says otherwise, see status.routing                | 64 |
 | PEARL_MAX_STALENESS          | until the PearlRollout was read, see spec.weights.maxStaleness       | 1 |
@@ -57,6 +58,7 @@ class Limits:
     stall: float = 120.0
     queue: float = 600.0
     connect: float = 2.0
+    idle: float = 3600.0
     max_turns: int = 4096
     max_model_len: int = 32768
 
@@ -134,6 +136,7 @@ def _read_limits(environment: Mapping[str, str]) -> Limits:
         prefill=_number(environment, "PEARL_PREFILL_SECONDS", 120),
         stall=_number(environment, "PEARL_STALL_SECONDS", 120),
         queue=_number(environment, "PEARL_QUEUE_SECONDS", 600),
+        idle=_number(environment, "PEARL_IDLE_SECONDS", 3600),
         max_turns=int(_number(environment, "PEARL_MAX_TURNS", 4096)),
         max_model_len=int(_number(environment, "PEARL_MAX_MODEL_LEN", 32768)),
     )

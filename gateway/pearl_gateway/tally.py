@@ -28,7 +28,7 @@ class Tally:
     prefix_broken: int = 0
     degraded_turns: int = 0
     mixed_versions: int = 0
-    """Hand-offs whose decode worker changed weights between the check and its first token."""
+    """Hand-offs whose decode worker changed weights between the check and the request; recomputed if possible."""
     turns_queued: int = 0
     turns_prefilling: int = 0
     turns_in_flight: int = 0

@@ -67,6 +67,8 @@ class Turn:
     visible: int = 0
     """Tokens that readers may have; fewer than there are while a stop string is looked for."""
     held: bool = False
+    shown: int = 0
+    """Tokens that a stream has passed on to a client; they can never be taken back."""
     committed: bool = False
     readers: int = 0
     task: asyncio.Task[None] | None = None
@@ -102,8 +104,9 @@ class Turn:
         self.wake()
 
     def cut(self, end: int) -> None:
-        """Forget tokens from `end` on (they came after a stop string)."""
+        """Forget tokens from `end` on: they came after a stop string, or must not be used."""
         del self.token_ids[end:], self.logprobs[end:], self.entries[end:]
+        self.visible = min(self.visible, end)
 
     def wake(self) -> None:
         """Let readers look again."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _CLOSED_SECONDS = 0.25
 _RETRY_SECONDS = (0.0, 0.05, 0.2, 0.5, 1.0)
 """Pauses before the next try while tries bring no token; the last one repeats."""
-_LOOK_SECONDS = 1.0
+_STATE_SECONDS = 0.5
 _STUCK_AFTER = 3
 """Hand-offs in a row that failed on one decode worker before its agent is told."""
 
@@ -207,6 +207,7 @@ class Runner:
         draft.handed_at = self._clock()
         if done.version is not None:
             prefill.weight_version = done.version
+        await self._learn_version(draft.worker)
         if done.version != draft.worker.weight_version and draft.worker.weight_version is not None:
             # The prefill is as good as any; the decode worker computes the prompt under its own weights.
             self._tally.handoff_failures += 1
@@ -214,6 +215,12 @@ class Runner:
             return
         draft.kv_version, draft.kv_sent = done.version, True
         body["kv_transfer_params"] = done.kv_transfer_params
+
+    async def _learn_version(self, worker: Worker) -> None:
+        """Ask the agent for the loaded version where no answer has told it yet."""
+        if worker.weight_version is None and worker.facts.agent_url is not None:
+            state = await self._engine.agent_state(worker.facts.agent_url, _STATE_SECONDS)
+            worker.weight_version = state.get("weightVersion") if state is not None else None
 
     async def _stream(self, draft: _Draft, body: dict[str, Any], busy: Busy) -> None:
         turn, url = draft.turn, draft.worker.facts.url
@@ -234,7 +241,7 @@ class Runner:
                         self._first_chunk(turn, draft, busy)
                     draft.add(chunk)
                     if chunk.finish_reason is not None:
-                        self._final_chunk(turn, draft, chunk)
+                        self._final_chunk(draft, chunk)
                     if stops is not None and await stops.check():
                         return
         except EngineStalledError:
@@ -271,13 +278,24 @@ class Runner:
             self._fleet.mend_link(draft.prefill, draft.worker)
             self._stuck.pop(draft.worker.facts.uid, None)
 
-    def _final_chunk(self, turn: Turn, draft: _Draft, chunk: Chunk) -> None:
+    def _final_chunk(self, draft: _Draft, chunk: Chunk) -> None:
+        turn = draft.turn
         if chunk.spans:
             draft.worker.weight_version = chunk.spans[-1].version
             if draft.kv_version is not None and chunk.spans[0].version != draft.kv_version:
-                self._tally.mixed_versions += 1
+                self._mixed(draft)
         if chunk.finish_reason != "abort":
             turn.finish_reason, turn.stop_reason = chunk.finish_reason, chunk.stop_reason
+
+    def _mixed(self, draft: _Draft) -> None:
+        """The decode worker got new weights between the check and the request: KV of v was used under v'."""
+        self._tally.mixed_versions += 1
+        self._tally.handoff_failures += 1
+        if draft.turn.shown > draft.start:
+            return  # a stream has passed tokens on; the segments say under which weights they were made
+        self._tally.wasted_tokens += len(draft.turn.token_ids) - draft.start
+        draft.turn.cut(draft.start)
+        raise _HandoffFailed
 
     async def _handoff_stalled(self, draft: _Draft) -> None:
         """The decode worker could not fetch the KV in time although both look healthy."""
@@ -306,7 +324,7 @@ class Runner:
     async def _after_abort(self, worker: Worker) -> SegmentReason:
         """Why an engine gave back an unfinished answer, as its agent or its labels say."""
         facts = worker.facts
-        state = await self._engine.agent_state(facts.agent_url, 0.5) if facts.agent_url else None
+        state = await self._engine.agent_state(facts.agent_url, _STATE_SECONDS) if facts.agent_url else None
         if state is not None:
             loan = state.get("loan") or {}
             if loan.get("fenced"):
