@@ -16,9 +16,9 @@ from pearl_planner.numbers import known, known_count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-TURN_HALF_LIFE = 96.0
+TURN_HALF_LIFE = 64.0
 """Turns after which a turn counts half: a change of phase shows within a minute of a small fleet."""
-TRAJECTORY_HALF_LIFE = 96.0
+TRAJECTORY_HALF_LIFE = 64.0
 MAX_EXACT_TURN = 32
 """Turn numbers with a bin of their own; later ones share bins of doubling width."""
 TURN_BINS = MAX_EXACT_TURN + 6
