@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -23,17 +23,19 @@ _Query = list[tuple[str, str]]
 
 _APPLY = "application/apply-patch+yaml"  # the body goes out as JSON, which is YAML
 _PAGE = 500
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _TOO_MANY = 429
 _SERVER_ERRORS = 500
 
 
-async def load_client() -> client.ApiClient:
-    """A client from the pod's service account, or else from KUBECONFIG."""
+async def load_client(kubeconfig: Path | None = None) -> client.ApiClient:
+    """A client from `kubeconfig`, else from the pod's service account, else from where KUBECONFIG says."""
     settings = client.Configuration()
-    if os.path.exists("/var/run/secrets/kubernetes.io/serviceaccount/token"):  # noqa: ASYNC240, PTH110 - once
+    if kubeconfig is None and _SERVICE_ACCOUNT.exists():  # noqa: ASYNC240 - once, at start
         config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     else:
-        await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        path = None if kubeconfig is None else str(kubeconfig)
+        await config.load_kube_config(config_file=path, client_configuration=settings)  # type: ignore[no-untyped-call]
     return client.ApiClient(settings)
 
 

@@ -68,7 +68,7 @@ def status_of(look: Look, previous: PearlRolloutStatus) -> PearlRolloutStatus:
         recommended_in_flight=plan.recommended_in_flight,
         weights=WeightsStatus(wanted=stats.weights_wanted, min=stats.weights_min, max=stats.weights_max)
         if stats is not None
-        else WeightsStatus(),
+        else previous.weights,
         gateway_url=look.gateway_url,
         memory=dumps(plan.memory),
         conditions=conditions(look, previous.conditions),
@@ -137,7 +137,7 @@ def _short(value: float | None) -> float | None:
 
 def to_wire(status: PearlRolloutStatus) -> dict[str, Any]:
     """The status as JSON within its size limit: explanations go first, never the target."""
-    wire: dict[str, Any] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    wire = _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True))
     if _size(wire) > MAX_STATUS_BYTES and "lastDecision" in wire:
         wire["lastDecision"]["finalists"] = []
         wire["lastDecision"]["message"] = shortened(wire["lastDecision"]["message"], 256)
@@ -145,6 +145,12 @@ def to_wire(status: PearlRolloutStatus) -> dict[str, Any]:
         for condition in wire["conditions"]:
             condition["message"] = shortened(condition["message"], 128)
     return wire
+
+
+def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out empty objects: where an earlier apply owned their fields, the API server would make them null."""
+    pruned = {key: _without_empty(each) if isinstance(each, dict) else each for key, each in value.items()}
+    return {key: each for key, each in pruned.items() if each != {}}
 
 
 def _size(wire: dict[str, Any]) -> int:

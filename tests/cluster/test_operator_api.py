@@ -6,6 +6,7 @@ containers therefore run a few lines that only answer the kubelet's probes; engi
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -22,7 +23,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pearl_api import names
+from pearl_api.rollout import PearlRolloutStatus, WeightsStatus
 from pearl_dev.shell import wait_until
+from pearl_operator import kinds
+from pearl_operator.kube import KubeClient, load_client
+from pearl_operator.report import to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -314,3 +319,18 @@ def test_what_the_operator_writes_stays_its_own(scene: Scene) -> None:
     assert not [key for key in body["metadata"].get("annotations", {}) if "kopf" in key]
     writers = {entry["manager"]: entry.get("subresource") for entry in body["metadata"]["managedFields"]}
     assert writers[names.FIELD_MANAGER] == "status"
+
+
+def test_a_part_of_the_status_may_become_unknown_again(scene: Scene) -> None:
+    scene.apply(rollout("parts", 1))
+
+    async def write(*statuses: PearlRolloutStatus) -> None:
+        async with await load_client(scene.cluster.kubeconfig) as api:
+            kube = KubeClient(api, timeout_seconds=10)
+            for status in statuses:
+                meta = {"name": "parts", "namespace": scene.namespace}
+                await kube.apply_status(kinds.ROLLOUT, {"metadata": meta, "status": to_wire(status)}, manager="pearl")
+
+    known = PearlRolloutStatus(weights=WeightsStatus(wanted=3, min=2, max=3), ready="1/1")
+    asyncio.run(write(known, PearlRolloutStatus(ready="1/1")))
+    assert scene.status("parts").get("weights") is None

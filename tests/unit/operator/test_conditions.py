@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -283,8 +284,6 @@ def test_a_status_of_four_hundred_workers_with_long_stories_fits_its_limit() -> 
     look = look_of(workers, finalists=finalists)
     look = replace(look, plan=replace(look.plan, target=target(400), message="x" * 5000))
     wire = to_wire(status_of(look, PearlRolloutStatus()))
-    import json
-
     assert len(json.dumps(wire, separators=(",", ":"))) <= MAX_STATUS_BYTES
     assert len(wire["target"]["slots"]) == 400
 
