@@ -123,7 +123,7 @@ def total_seconds(forecast: Forecast, present: Forecast) -> float:
     return STEADY_HORIZON_SECONDS * (now / rate if now else 1.0 / rate) + cost
 
 
-def judge(present: Forecast, forecasts: Sequence[Forecast], policy: Policy) -> Verdict:
+def judge(present: Forecast, forecasts: Sequence[Forecast], situation: Situation) -> Verdict:
     """The best shape if it is better enough, else the present one. `forecasts` carry their switch costs."""
     others = [one for one in forecasts if one.prediction.shape != present.prediction.shape]
     ranked = sorted(others, key=lambda one: (total_seconds(one, present), str(one.prediction.shape)))
@@ -133,16 +133,17 @@ def judge(present: Forecast, forecasts: Sequence[Forecast], policy: Policy) -> V
     if not present.prediction.feasible:
         return Verdict(ranked[0], Reason.APPLIED, finalists)
     for one in ranked:
-        if _better_enough(one, present, policy):
+        if _better_enough(one, present, situation):
             return Verdict(one, Reason.APPLIED, finalists)
     best_free = min(others, key=lambda one: total_seconds(with_cost(one, 0.0), present))
-    unaffordable = _better_enough(with_cost(best_free, 0.0), present, policy)
+    unaffordable = _better_enough(with_cost(best_free, 0.0), present, situation)
     return Verdict(present, Reason.SWITCH_COST_TOO_HIGH if unaffordable else Reason.WITHIN_DEADBAND, finalists)
 
 
-def _better_enough(one: Forecast, present: Forecast, policy: Policy) -> bool:
+def _better_enough(one: Forecast, present: Forecast, situation: Situation) -> bool:
     same_mode = one.prediction.shape.mode is present.prediction.shape.mode
-    threshold = policy.ratio_threshold if same_mode else policy.mode_threshold
+    policy = situation.policy
+    threshold = (policy.ratio_threshold if same_mode else policy.mode_threshold) + situation.load.error
     now, then = total_seconds(present, present), total_seconds(one, present)
     return now - then > max(threshold * now, MIN_SAVING_SECONDS)
 

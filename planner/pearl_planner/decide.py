@@ -98,7 +98,7 @@ def _predicted(snapshot: Snapshot, policy: Policy, known: Situation, room: Sizes
     target_sizes = room.with_elastic(elastic)
     present = known.forecast(carried_shape(_wanted_shape(snapshot), room.fixed + elastic, policy))
     priced = _priced(snapshot, known, target_sizes, room.fixed + elastic)
-    verdict = judge(present, priced, policy)
+    verdict = judge(present, priced, known)
     if (forced or elastic != here) and priced:
         verdict = Verdict(priced[0], Reason.APPLIED, verdict.finalists)
     elif verdict.reason is Reason.APPLIED and dwell_left > 0:

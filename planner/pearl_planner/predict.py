@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pearl_planner.engine_model import chunk_seconds, decode_seconds, prefill_seconds, transfer_seconds
 from pearl_planner.makespan import Remainder, makespan_seconds
+from pearl_planner.numbers import clamp
 from pearl_planner.queueing import Network, Solution, solve
 from pearl_planner.types import Mode, Prediction, Shape
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MIN_TURNS = 12.0
 """Effective turns below which nothing is predicted."""
+MAX_ERROR = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Workload:
     """In flight now, at least 1."""
     rest: Remainder | None
     """The rest of the open batch; None = none known, steady state."""
+    error: float = 0.0
+    """What two shapes may seem to differ by (as a share) because the mean turn is known from few turns only."""
 
     def missed(self, route: str) -> float:
         """Measured tokens beyond the derived ones on this route; a rate of one mode is never carried to another."""
@@ -80,7 +84,15 @@ def workload(profile: Profile, trajectories: int, rest: Remainder | None) -> Wor
         appended_bins=profile.appended_bins,
         trajectories=max(trajectories, 1),
         rest=rest,
+        error=comparison_error(profile),
     )
+
+
+def comparison_error(profile: Profile) -> float:
+    """Half the relative standard error of prefill and decode work per turn (docs/models.md, "Choice")."""
+    parts = (profile.appended, profile.generated)
+    squares = [part.variance / (max(part.count, 1.0) * max(part.mean, 1.0) ** 2) for part in parts]
+    return clamp(0.5 * math.sqrt(max(sum(squares), 0.0)), 0.0, MAX_ERROR)
 
 
 def predict(shape: Shape, load: Workload, table: EngineTable, *, window: int | None = None) -> Forecast:

@@ -20,7 +20,7 @@ from pearl_planner.numbers import log_sum_exp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXACT_POPULATION = 160
+EXACT_POPULATION = 128
 """Largest population that is solved exactly (its cost grows with the square)."""
 
 SMALLEST_CONSTANT = 1e-290

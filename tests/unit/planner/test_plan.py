@@ -117,6 +117,16 @@ def test_a_gain_below_the_threshold_changes_nothing() -> None:
     assert "not better by the threshold" in result.message
 
 
+def test_a_gain_within_the_error_of_the_measurement_changes_nothing() -> None:
+    fleet = started(SPLIT, ratio_threshold=0.4)  # the gain is half the time
+    fleet.measurements, fleet.profile = FRESH, turns(600, 16)
+    noisy = replace(fleet.profile.generated, variance=16.0**2 * fleet.profile.generated.count * 0.0625)
+    fleet.profile = replace(fleet.profile, generated=noisy)  # ½·√0.0625 = 12.5 % error: 40 + 12.5 > 50
+    assert fleet.look().actions == ()
+    fleet.profile = turns(600, 16)
+    assert fleet.look().reason is Reason.APPLIED
+
+
 def test_a_switch_that_costs_more_than_it_saves_is_not_made() -> None:
     fleet = started(SPLIT)
     fleet.measurements, fleet.profile = FRESH, turns(600, 16)
