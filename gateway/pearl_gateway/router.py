@@ -114,13 +114,22 @@ def _pair(candidates: Sequence[Candidate], ask: Ask) -> Route | None:
     uncached = ask.prompt_tokens - (ask.cached_tokens if decode.uid == ask.home else 0)
     if uncached <= ask.local_append_tokens:
         return Route(RouteKind.LOCAL_APPEND, decode.uid)
-    linked = [one for one in prefillers if (one.uid, decode.uid) not in ask.bad_links]
+    linked = [
+        one
+        for one in prefillers
+        if (one.uid, decode.uid) not in ask.bad_links and _same_weights(one.version, decode.version)
+    ]
     if not linked:
-        # No way for KV to reach it: it computes the prompt itself rather than let the turn hang.
+        # No KV that it could use would reach it: it computes the prompt itself.
         return Route(RouteKind.DEGRADED, decode.uid)
     queue = [Candidate(one.uid, one.role, one.load + one.prefill_tokens / 512) for one in linked]
     prefill = _with_affinity(queue, (ask.prefill_home, ask.group_prefill))
     return Route(RouteKind.HANDOFF, decode.uid, prefill.uid)
+
+
+def _same_weights(prefill: int | None, decode: int | None) -> bool:
+    """Whether KV may go from one to the other, as far as is known; the answers tell for certain."""
+    return prefill is None or decode is None or prefill == decode
 
 
 def _degraded(candidates: Sequence[Candidate], ask: Ask) -> Route | None:

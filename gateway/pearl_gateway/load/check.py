@@ -59,4 +59,9 @@ async def check_all(reference: Reference, progress: Progress) -> None:
             at = next((at for at, (left, right) in enumerate(pairs) if left != right), len(expected))
             progress.wrong.append(f"{played.trajectory} turn {played.turn}: differs from token {at} of its answer")
 
-    await asyncio.gather(*(one(played) for played in progress.played))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for played in progress.played:
+                tasks.create_task(one(played))
+    except* LoadError as group:
+        raise group.exceptions[0] from None

@@ -79,13 +79,16 @@ class Replay:
         """
         size = len(groups[0].members)
         await self._client.call("POST", "/v1/batches", {"step": step, "groups": len(groups), "groupSize": size})
-        async with asyncio.TaskGroup() as tasks:
-            for group in groups:
-                # Admission is first come, first served: ask in order.
-                await self._admit(group, step)
-                for work in group.members:
-                    await self._slots.acquire()
-                    tasks.create_task(self._play_one(work, step))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for group in groups:
+                    # Admission is first come, first served: ask in order.
+                    await self._admit(group, step)
+                    for work in group.members:
+                        await self._slots.acquire()
+                        tasks.create_task(self._play_one(work, step))
+        except* LoadError as failed:
+            raise failed.exceptions[0] from None
         await self._client.call("POST", f"/v1/batches/{step}/consume")
         if close:
             await self._client.call("POST", f"/v1/batches/{step}/close")

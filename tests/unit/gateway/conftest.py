@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from typing import Any
 import aiohttp
 import httpx
 import pytest
+import uvicorn
 from aiohttp import web
 
 from pearl_api.names import Activity, Role
@@ -115,7 +117,7 @@ class FakeEngine:
         if kv and kv.get("do_remote_prefill"):
             assert self.kv.pop(kv["remote_request_id"]) == body["token_ids"], "KV of another prompt"
             self.fetched += 1
-        return await (self._stream(request, body) if body["stream"] else self._whole(body, kv))
+        return await (self._stream(request, body) if body.get("stream") else self._whole(body, kv))
 
     async def _whole(self, body: dict[str, Any], kv: dict[str, Any] | None) -> web.Response:
         params = None
@@ -293,6 +295,22 @@ class Bench:
         async with asyncio.timeout(10):
             while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
                 await asyncio.sleep(0.005)
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[str]:
+        """The gateway as a real HTTP server."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        config = uvicorn.Config(create_app(self.gateway), host="127.0.0.1", port=port, log_level="warning")
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve())
+        await self.until(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            await task
 
     def received(self, trajectory: str) -> int:
         """Tokens of its running turns that arrived so far."""

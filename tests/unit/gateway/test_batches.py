@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -95,6 +96,21 @@ async def test_stale_trajectories_hold_new_groups_until_they_are_consumed(bench:
     assert (await post(bench, "/v1/permits", ask))["reason"] == "WaitForOldest"
     await post(bench, "/v1/batches/1/consume")
     assert (await post(bench, "/v1/permits", ask))["granted"]
+
+
+async def test_what_is_left_behind_ends_and_its_permit_is_given_back(bench: Bench) -> None:
+    await bench.engine()
+    bench.gateway.settings = replace(bench.gateway.settings, limits=replace(bench.gateway.settings.limits, idle=0.0))
+    await post(bench, "/v1/batches", {"step": 1, "groups": 2, "groupSize": 1})
+    await post(bench, "/v1/permits", {"group": "g1", "size": 2})
+    await post(bench, "/v1/permits", {"group": "g2", "size": 2})
+    await bench.generate([1], 1, headers={"X-Pearl-Group": "g1"})
+    assert bench.gateway.permits.in_flight() == 4
+    await asyncio.sleep(0.01)
+    bench.gateway.expire()
+    export = await bench.export("t1")
+    assert (export["state"], export["cause"]) == ("aborted", "idle")
+    assert bench.gateway.permits.in_flight() == 0
 
 
 def test_batches_survive_a_restart_and_a_torn_line(tmp_path: Path) -> None:

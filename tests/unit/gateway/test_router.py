@@ -80,3 +80,9 @@ def test_while_roles_change_the_context_stays_where_it_is() -> None:
     fleet = [worker("a", C, 2), worker("p", P), worker("d", D)]
     assert choose(fleet, Ask(prompt_tokens=100, home="a")).worker == "a"
     assert choose(fleet, Ask(prompt_tokens=100, home="d")) == Route(RouteKind.HANDOFF, "d", "p")
+
+
+def test_kv_never_goes_between_different_weights() -> None:
+    fleet = [worker("p", P, version=1), worker("q", P, 3, version=2), worker("d", D, version=2)]
+    assert choose(fleet, Ask(prompt_tokens=100)).prefill == "q"
+    assert choose(fleet[:1] + fleet[2:], Ask(prompt_tokens=100)) == Route(RouteKind.DEGRADED, "d")

@@ -215,6 +215,19 @@ async def test_kv_of_other_weights_is_never_sent(bench: Bench) -> None:
     assert decode.fetched == 0
 
 
+async def test_weights_that_change_between_check_and_decode_are_noticed_and_the_answer_recomputed(bench: Bench) -> None:
+    prefill = await bench.engine(Role.PREFILL)
+    decode = await bench.engine(Role.DECODE, version=1)
+    for worker in bench.gateway.fleet.workers.values():
+        worker.weight_version = 0
+    answer = bench.tokens(await bench.generate([1, 2, 3, 4, 5], 3))
+    assert answer == bench.continuation([1, 2, 3, 4, 5], 3, version=1)
+    assert (decode.fetched, len(prefill.requests)) == (1, 1)
+    assert "kv_transfer_params" not in decode.requests[-1]
+    counters = (await bench.stats())["counters"]
+    assert (counters["handoffFailures"], counters["wastedTokens"]) == (1, 3)
+
+
 async def test_dead_prefill_worker_does_not_stop_the_turn(bench: Bench) -> None:
     prefill = await bench.engine(Role.PREFILL)
     await bench.engine(Role.DECODE)
