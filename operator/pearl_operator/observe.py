@@ -112,15 +112,22 @@ def worker_state(pod: PodFact, agent: AgentState | None, *, served: bool) -> Wor
     if not pod.running:
         return WorkerState.UNREADY if served else WorkerState.PENDING
     phase = agent.phase if agent is not None else None
+    if phase is WorkerPhase.COLD or _given_back(pod, agent):
+        return WorkerState.COLD
     if phase is WorkerPhase.ASLEEP:
         return WorkerState.ASLEEP
-    if phase is WorkerPhase.COLD or (phase is WorkerPhase.STOPPED and pod.loan is not None):
-        return WorkerState.COLD
     if pod.ready and phase in (None, WorkerPhase.READY, WorkerPhase.DRAINING):
         return WorkerState.READY
     first = agent is None or agent.engine_starts <= 1
     starting = phase in (None, WorkerPhase.STARTING, WorkerPhase.WAKING, WorkerPhase.READY)
     return WorkerState.STARTING if starting and first and not served else WorkerState.UNREADY
+
+
+def _given_back(pod: PodFact, agent: AgentState | None) -> bool:
+    """A borrower that rests because nothing is lent: no worker of the fleet, whether its engine sleeps or is gone."""
+    if agent is None or pod.loan is None or agent.phase not in (WorkerPhase.ASLEEP, WorkerPhase.STOPPED):
+        return False
+    return agent.loan is None or not agent.loan.granted
 
 
 def _gpus(pod: PodFact, zone: Zone, spec: PearlRolloutSpec) -> int:
