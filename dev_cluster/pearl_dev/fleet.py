@@ -195,7 +195,10 @@ class Fleet:
         """Until the gateway routes by exactly these roles (role → number of ready, active workers)."""
 
         def routed() -> GatewayStats | None:
-            stats = self.stats()
+            try:
+                stats = self.stats()
+            except httpx.TransportError:  # the gateway restarts when its image or template changes
+                return None
             live = [worker for worker in stats.workers if worker.ready and worker.activity == names.Activity.ACTIVE]
             seen = {role: sum(w.role == role for w in live) for role in {w.role for w in live}}
             return stats if seen == dict(wanted) else None
