@@ -16,7 +16,7 @@ from pearl_operator.errors import OperatorError, Refused, RetryAfter
 from pearl_operator.look import Look, Refusals
 from pearl_operator.observe import Facts, snapshot_of
 from pearl_operator.policy import budget_of, engine_choice, policy_of
-from pearl_operator.report import status_unreadable
+from pearl_operator.report import status_after_bug, status_unreadable
 from pearl_operator.status_codec import target_from_status
 from pearl_planner.plan import plan
 from pearl_planner.serialize import memory_from_text
@@ -95,6 +95,7 @@ class RolloutLoop:
             except Exception as error:
                 log.exception("bug in the loop", extra={"rollout": str(self.key)})
                 pause = self._back_off(error)
+                await self._tell_bug(error)
             await self._wait(pause)
 
     async def _wait(self, seconds: float) -> None:
@@ -113,6 +114,16 @@ class RolloutLoop:
         self.parts.metrics.look_failed(self.key, error)
         log.warning("look failed", extra={"rollout": str(self.key), "error": str(error), "kind": type(error).__name__})
         return max(at_least, pause if self._failures > 1 else at_least or pause)
+
+    async def _tell_bug(self, error: Exception) -> None:
+        """Degraded, as far as it can be written."""
+        rollout = self.parts.index.rollouts.get(self.key)
+        if rollout is None or rollout.deleting:
+            return
+        try:
+            await self.parts.reporter.write(rollout, status_after_bug(rollout, error, self.parts.clock.now()))
+        except OperatorError as refusal:
+            log.warning("bug not reported", extra={"rollout": str(self.key), "error": str(refusal)})
 
     async def look(self) -> float:
         """One look; the seconds until the next one is due.

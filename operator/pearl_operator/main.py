@@ -16,6 +16,7 @@ import kopf
 
 from pearl_operator import logs, settings
 from pearl_operator.assembly import Operator, assemble
+from pearl_operator.errors import RetryAfter
 from pearl_operator.watch import build_registry, kopf_settings
 from pearl_operator.web import server_of
 
@@ -58,7 +59,7 @@ async def _work(operator: Operator, chosen: settings.Settings, stop: asyncio.Eve
     """Takes the Lease, looks at everything once, then watches and decides until something ends."""
     await operator.lease.acquire()
     log.info("holds the lease", extra={"lease": chosen.lease_name, "identity": chosen.identity})
-    await operator.resync.once()
+    await _first_look(operator)
     kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
     watching = kopf.operator(
         registry=build_registry(operator.index, chosen),
@@ -81,6 +82,18 @@ async def _work(operator: Operator, chosen: settings.Settings, stop: asyncio.Eve
         )
     finally:
         kopf_stop.set()
+
+
+async def _first_look(operator: Operator) -> None:
+    """Fills the index; an API server that does not answer yet is waited for."""
+    while True:
+        try:
+            await operator.resync.once()
+        except RetryAfter as error:
+            log.warning("cannot see the cluster yet", extra={"error": str(error)})
+            await asyncio.sleep(error.seconds)
+        else:
+            return
 
 
 async def _own_signals(kopf_ready: asyncio.Event, stop: asyncio.Event) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pearl_api import names
-from pearl_api.conditions import ConditionType
+from pearl_api.conditions import ConditionReason, ConditionType
 from pearl_api.rollout import (
     Decision,
     Finalist,
@@ -24,8 +24,9 @@ from pearl_api.rollout import (
 )
 from pearl_operator import kinds
 from pearl_operator.clock import to_rfc3339
-from pearl_operator.conditions import conditions, shortened, unreadable
+from pearl_operator.conditions import Verdict, conditions, shortened, stamped, unreadable
 from pearl_operator.errors import Conflict, OperatorError
+from pearl_operator.http_json import described
 from pearl_operator.look import serves
 from pearl_operator.status_codec import target_to_status
 from pearl_planner.serialize import dumps
@@ -79,6 +80,16 @@ def status_unreadable(rollout: RolloutFact, now: float) -> PearlRolloutStatus:
     """What is written where the spec cannot be read; everything else stays as it was."""
     told = unreadable(rollout.problem or "", rollout.status.conditions, generation=rollout.generation, now=now)
     return rollout.status.model_copy(update={"observed_generation": rollout.generation, "conditions": told})
+
+
+def status_after_bug(rollout: RolloutFact, error: Exception, now: float) -> PearlRolloutStatus:
+    """The last status with Degraded/InternalError; nothing else is known to have changed."""
+    told = f"the operator failed and tries again: {described(error)}; its log has the traceback"
+    bug = Verdict("True", ConditionReason.INTERNAL_ERROR, told)
+    before = rollout.status.conditions
+    degraded = stamped({ConditionType.DEGRADED: bug}, before, generation=rollout.generation, now=now)
+    others = [condition for condition in before if condition.type is not ConditionType.DEGRADED]
+    return rollout.status.model_copy(update={"conditions": [*others, *degraded]})
 
 
 def _counts(alive: list[Worker]) -> WorkerCounts:

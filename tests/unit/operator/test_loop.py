@@ -258,3 +258,19 @@ async def test_the_status_is_not_written_without_news(world: World) -> None:
     status_writes = [write for write in world.kube.writes[seen:] if write.startswith("status")]
     assert len(status_writes) <= 5, "at most once a minute"
     await world.stop()
+
+
+async def test_a_bug_in_one_look_is_told_and_the_next_look_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+
+    with monkeypatch.context() as broken:
+        broken.setattr("pearl_operator.loop.plan", lambda *_: 1 / 0)
+        await world.until(lambda: world.condition("Degraded") == ("True", "InternalError"))
+        assert len(world.status["conditions"]) == 7
+    await world.until(lambda: world.condition("Degraded") == ("False", "Healthy"))
+    assert len(world.pods) == 3
+    await world.stop()
