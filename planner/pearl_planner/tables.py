@@ -86,13 +86,20 @@ def table_from_dict(data: dict[str, Any], *, name: str) -> EngineTable:
             kv_capacity_tokens=None if data.get("kv_capacity_tokens") is None else int(data["kv_capacity_tokens"]),
             transfer_bytes_per_second=float(data.get("transfer_bytes_per_second", TRANSFER_BYTES_PER_SECOND)),
             transfer_fixed_seconds=float(data.get("transfer_fixed_seconds", TRANSFER_FIXED_SECONDS)),
-            measured_with=str(data.get("measured_with", "")),
+            measured_with=_how(data.get("measured_with", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TableError(f"engine table {name!r}: {error} is missing or no number; see docs/models.md") from error
     if not sane_table(table):
         raise TableError(f"engine table {name!r}: step times must be finite and positive; measure it again")
     return table
+
+
+def _how(measured: Any) -> str:
+    """One line on the measurement; its points and errors stay in the file."""
+    if isinstance(measured, dict):
+        return ", ".join(str(measured[key]) for key in ("script", "engine", "processor") if key in measured)
+    return str(measured)
 
 
 def _optional(value: Any) -> float | None:

@@ -57,6 +57,8 @@ def test_an_impossible_table_is_refused_with_its_name() -> None:
         "prefill": {"fixed_seconds": 0.01, "per_token_seconds": 0.001, "per_token_pair_seconds": 0},
     }
     assert table_from_dict(good, name="m/cpu").decode_fixed_seconds == 0.01
+    how = {"engine": "vllm 1", "script": "measure", "points": [[1, 2]]}
+    assert table_from_dict({**good, "measured_with": how}, name="m/cpu").measured_with == "measure, vllm 1"
     with pytest.raises(TableError, match=r"m/cpu.*finite and positive"):
         table_from_dict({**good, "prefill": {**good["prefill"], "fixed_seconds": -1}}, name="m/cpu")
     with pytest.raises(TableError, match=r"m/cpu.*'fixed_seconds'"):
