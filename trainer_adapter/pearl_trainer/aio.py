@@ -33,6 +33,7 @@ class Driver:
         """`transport_` replaces the network in tests."""
         self._client = httpx2.AsyncClient(transport=transport_, **transport.OPTIONS)
         self._spawned: set[asyncio.Task[Any]] = set()
+        self._running: list[Background] = []
 
     async def run(self, flow: Flow[T]) -> T:
         """Runs one flow to its end; raises what it raises."""
@@ -48,10 +49,14 @@ class Driver:
 
     def start(self, flow: Flow[object]) -> Background:
         """Runs one flow beside the caller."""
-        return Background(asyncio.ensure_future(self.run(flow)))
+        background = Background(asyncio.ensure_future(self.run(flow)))
+        self._running.append(background)
+        return background
 
     async def close(self) -> None:
-        """Waits for what was spawned and closes all connections."""
+        """Ends what still runs, waits for what was spawned, and closes all connections."""
+        for background in self._running:
+            await background.stop()
         await asyncio.gather(*self._spawned, return_exceptions=True)
         await self._client.aclose()
 

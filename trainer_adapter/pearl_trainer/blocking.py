@@ -54,6 +54,7 @@ class Driver:
     def __init__(self, transport_: httpx2.BaseTransport | None = None) -> None:
         """`transport_` replaces the network in tests."""
         self._client = httpx2.Client(transport=transport_, **transport.OPTIONS)
+        self._running: list[Background] = []
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="pearl")
 
     def run(self, flow: Flow[T], wait: Callable[[float], None] = time.sleep) -> T:
@@ -70,10 +71,14 @@ class Driver:
 
     def start(self, flow: Flow[object]) -> Background:
         """Runs one flow beside the caller."""
-        return Background(lambda wait: self.run(flow, wait))
+        background = Background(lambda wait: self.run(flow, wait))
+        self._running.append(background)
+        return background
 
     def close(self) -> None:
-        """Waits for what was spawned and closes all connections."""
+        """Ends what still runs, waits for what was spawned, and closes all connections."""
+        for background in self._running:
+            background.stop()
         self._pool.shutdown(wait=True)
         self._client.close()
 
