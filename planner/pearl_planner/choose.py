@@ -43,7 +43,8 @@ class Situation:
 
     def forecast(self, shape: Shape) -> Forecast:
         """Prediction of one shape."""
-        return predict(shape, self.load, self.table, window=self.window)
+        present = self.memory.local_append_tokens
+        return predict(shape, self.load, self.table, window=self.window, present_threshold=present)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MIN_TURNS = 12.0
 """Effective turns below which nothing is predicted."""
 MAX_ERROR = 0.15
+SAME_THRESHOLD = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +96,33 @@ def comparison_error(profile: Profile) -> float:
     return clamp(0.5 * math.sqrt(max(sum(squares), 0.0)), 0.0, MAX_ERROR)
 
 
-def predict(shape: Shape, load: Workload, table: EngineTable, *, window: int | None = None) -> Forecast:
-    """Turns per second and, with a batch, seconds until it is complete. Impossible numbers → not feasible."""
+def predict(
+    shape: Shape, load: Workload, table: EngineTable, *, window: int | None = None, present_threshold: int | None = None
+) -> Forecast:
+    """Turns per second and, with a batch, seconds until it is complete. Impossible numbers → not feasible.
+
+    `present_threshold` is the local append threshold in force; it stays unless another is better by 1 %.
+    """
     in_flight = _in_flight(shape, load, table, window)
     if shape.workers < 1 or in_flight < 1:
         return _infeasible(shape, "the KV of one trajectory does not fit" if shape.workers else "no workers")
     if shape.mode is Mode.COLOCATED:
         return _judge(shape, load, solve(colocated_network(shape, load, table), int(in_flight)), in_flight, 0)
-    threshold = local_append_tokens(load, table, sequences=in_flight / shape.decode)
-    best: Forecast | None = None
-    for tokens in sorted({0, threshold}):
-        network = disaggregated_network(shape, load, table, local_below=tokens)
-        forecast = _judge(shape, load, solve(network, int(in_flight)), in_flight, tokens)
-        if best is None or forecast.value_seconds < best.value_seconds:
-            best = forecast
-    return best or _infeasible(shape, "no prediction")
+    wanted = local_append_tokens(load, table, sequences=in_flight / shape.decode)
+    thresholds = sorted({0, wanted, *(() if present_threshold is None else (present_threshold,))})
+    forecasts = [
+        _judge(
+            shape,
+            load,
+            solve(disaggregated_network(shape, load, table, local_below=tokens), int(in_flight)),
+            in_flight,
+            tokens,
+        )
+        for tokens in thresholds
+    ]
+    best = min(forecasts, key=lambda one: one.value_seconds)
+    same = [one for one in forecasts if one.local_append_tokens == present_threshold]
+    return same[0] if same and same[0].value_seconds <= best.value_seconds * (1 + SAME_THRESHOLD) else best
 
 
 def colocated_network(shape: Shape, load: Workload, table: EngineTable) -> Network:

@@ -99,6 +99,13 @@ def test_disaggregation_wins_where_the_kv_room_or_the_prefill_stall_decides() ->
     assert split > colocated
 
 
+def test_the_threshold_in_force_stays_unless_another_is_clearly_better() -> None:
+    one = load(40, 120, trajectories=6)  # every append is of 40 tokens
+    assert predict(Shape(0, 1, 2), one, TABLE).local_append_tokens == 64
+    assert predict(Shape(0, 1, 2), one, TABLE, present_threshold=128).local_append_tokens == 128  # the same turns
+    assert predict(Shape(0, 1, 2), one, TABLE, present_threshold=0).local_append_tokens == 64
+
+
 def test_what_does_not_fit_is_not_feasible() -> None:
     tiny = replace(TABLE, kv_capacity_tokens=100)  # one context of 800 tokens does not fit
     assert not predict(Shape(3), load(40, 120), tiny).prediction.feasible
