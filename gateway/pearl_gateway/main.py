@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
 _POLL_SECONDS = 1.0
-_EXPIRE_SECONDS = 30.0
+_EXPIRE_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
+_GRACE_SECONDS = 5
 _LOG = logging.getLogger(__name__)
 
 
@@ -68,7 +70,7 @@ async def poll_agents(gateway: Gateway) -> None:
 
 
 async def expire(gateway: Gateway) -> None:
-    """End what was left behind, twice a minute."""
+    """End what was left behind or has become too stale, every second."""
     while True:
         await asyncio.sleep(_EXPIRE_SECONDS)
         gateway.expire()
@@ -100,6 +102,14 @@ async def _cluster_sources(gateway: Gateway) -> list[Coroutine[Any, Any, None]]:
     return sources
 
 
+async def _dismiss(gateway: Gateway, server: uvicorn.Server) -> None:
+    """When the process is told to stop, tell clients to come back: they would hold the old process up otherwise."""
+    while not server.should_exit:  # noqa: ASYNC110 - uvicorn's signal handler tells nobody
+        await asyncio.sleep(_LOOK_SECONDS)
+    await gateway.sessions.close()
+    await asyncio.sleep(2 * _GRACE_SECONDS)
+
+
 async def serve(settings: Settings, *, workers: Path | None, host: str, port: int) -> None:
     """Run until a signal; a source or the poller that dies takes the process with it, so that it is restarted."""
     async with running_gateway(settings) as gateway:
@@ -112,10 +122,17 @@ async def serve(settings: Settings, *, workers: Path | None, host: str, port: in
         else:
             sources = await _cluster_sources(gateway)
         config = uvicorn.Config(
-            create_app(gateway), host=host, port=port, http="httptools", access_log=False, log_level="warning"
+            create_app(gateway),
+            host=host,
+            port=port,
+            http="httptools",
+            access_log=False,
+            log_level="warning",
+            timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         server = uvicorn.Server(config)
-        tasks = [asyncio.ensure_future(one) for one in (*sources, poll_agents(gateway), expire(gateway))]
+        loops = (*sources, poll_agents(gateway), expire(gateway), _dismiss(gateway, server))
+        tasks = [asyncio.ensure_future(one) for one in loops]
         serving = asyncio.ensure_future(server.serve())
         done, _ = await asyncio.wait({serving, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True

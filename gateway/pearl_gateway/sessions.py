@@ -172,15 +172,14 @@ class Sessions:
 
     def _replace(self, trajectory: Trajectory, turn: Turn) -> None:
         """A client asks for a turn anew: its former answer is not part of the trajectory."""
-        if turn.task is not None and not turn.task.done():
-            turn.task.cancel()
+        _stop(turn, _conflict("Replaced", f"turn {turn.number} was asked for with a higher attempt"))
         self._tally.wasted_tokens += len(turn.token_ids)
         trajectory.withdraw(turn)
 
     def _settle_interrupted(self, trajectory: Trajectory, prompt: list[int]) -> None:
         """A turn whose client left is over when the next one begins: kept if the new prompt builds on it."""
         for turn in list(trajectory.turns.values()):
-            if turn.committed or turn.task is None or not turn.task.done():
+            if turn.committed or turn.running:
                 continue
             so_far = turn.prompt + turn.token_ids
             if turn.token_ids and prompt[: len(so_far)] == so_far:
@@ -190,29 +189,29 @@ class Sessions:
                 trajectory.turns.pop(turn.number)
 
     def _start(self, trajectory: Trajectory, turn: Turn) -> None:
-        if turn.complete or (turn.task is not None and not turn.task.done()):
+        if turn.complete or turn.running:
             return
         trajectory.idle_since = None
-        turn.error = None
+        turn.error, turn.settled = None, False
         turn.task = asyncio.get_running_loop().create_task(self._run(trajectory, turn))
 
     async def _run(self, trajectory: Trajectory, turn: Turn) -> None:
         self._tally.turns_in_flight += 1
         try:
             await self._runner.run(trajectory, turn)
-        except asyncio.CancelledError:
-            raise
+            if turn.complete:
+                self._done(trajectory, turn)
+            turn.settle()
         except Exception as error:
             # A bug must not leave the client waiting: the turn is lost, and says so.
             self._tally.lost_turns += 1
-            turn.error = GatewayError(HTTPStatus.INTERNAL_SERVER_ERROR, "Bug", f"{type(error).__name__}: {error}")
-            turn.wake()
+            turn.settle(GatewayError(HTTPStatus.INTERNAL_SERVER_ERROR, "Bug", f"{type(error).__name__}: {error}"))
             raise
         finally:
             self._tally.turns_in_flight -= 1
-            trajectory.last_activity = trajectory.idle_since = self._clock()
-        if turn.complete:
-            self._done(trajectory, turn)
+            trajectory.last_activity = self._clock()
+            if not any(one.running for one in trajectory.turns.values() if one is not turn):
+                trajectory.idle_since = trajectory.last_activity
 
     def _done(self, trajectory: Trajectory, turn: Turn) -> None:
         if not trajectory.ephemeral:
@@ -261,10 +260,10 @@ class Sessions:
         if trajectory is None:
             return self._ended.get(name)
         for turn in trajectory.turns.values():
-            if turn.task is not None and not turn.task.done():
-                turn.task.cancel()
-            if not turn.committed and turn.token_ids:
-                trajectory.commit(turn)
+            if not turn.committed:
+                _stop(turn, _conflict("TrajectoryEnded", f"trajectory {name!r} was ended meanwhile"))
+                if turn.token_ids:
+                    trajectory.commit(turn)
         trajectory.state = "aborted" if aborted else "finished"
         trajectory.reward, trajectory.cause = reward, cause
         trajectory.turns.clear()
@@ -288,12 +287,20 @@ class Sessions:
             del self._ended[name]
 
     async def close(self) -> None:
-        """Stop everything; turns keep what they have."""
-        tasks = [turn.task for one in self.live.values() for turn in one.turns.values() if turn.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Stop everything; clients are told to come back, and turns keep what they have."""
+        error = try_later("ShuttingDown", "the gateway restarts; repeat the request with the same key", 2.0)
+        turns = [turn for one in self.live.values() for turn in one.turns.values() if turn.running]
+        for turn in turns:
+            _stop(turn, error)
+        await asyncio.gather(*(turn.task for turn in turns if turn.task is not None), return_exceptions=True)
 
 
 def _conflict(error: str, message: str) -> GatewayError:
     return GatewayError(HTTPStatus.CONFLICT, error, message)
+
+
+def _stop(turn: Turn, error: GatewayError) -> None:
+    """End a turn from outside: its engine stops, its readers get the error."""
+    if turn.running and turn.task is not None:
+        turn.task.cancel()
+        turn.settle(error)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pearl_api.wire.gateway import Segment, SegmentReason, TrajectoryExport, TrajectoryProgress
+from pearl_gateway.engine import Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pearl_gateway.engine import Chunk, Span
+    from pearl_gateway.engine import Chunk
     from pearl_gateway.errors import GatewayError
     from pearl_gateway.router import RouteKind
 
@@ -62,6 +63,8 @@ class Turn:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: GatewayError | None = None
+    settled: bool = False
+    """Its whole answer is in the log, or it has a typed error: readers may go."""
     environment_seconds: float | None = None
     """Time between the answer before and this request; None in the first turn."""
     visible: int = 0
@@ -84,11 +87,6 @@ class Turn:
         """It has its whole answer."""
         return self.finish_reason is not None
 
-    @property
-    def settled(self) -> bool:
-        """It has its whole answer or a typed error; nothing more will come by itself."""
-        return self.complete or self.error is not None
-
     def add(self, chunk: Chunk) -> None:
         """Keep what arrived."""
         self.token_ids += chunk.token_ids
@@ -107,6 +105,24 @@ class Turn:
         """Forget tokens from `end` on: they came after a stop string, or must not be used."""
         del self.token_ids[end:], self.logprobs[end:], self.entries[end:]
         self.visible = min(self.visible, end)
+
+    def settle(self, error: GatewayError | None = None) -> None:
+        """Nothing more will come by itself: readers get what is there, or the error."""
+        self.error = self.error or error
+        self.settled = True
+        self.show()
+
+    @property
+    def running(self) -> bool:
+        """Somebody works on it now."""
+        return self.task is not None and not self.task.done()
+
+    def account_for_all(self) -> None:
+        """Tokens whose call was broken off from outside, and has not written its piece, get one too."""
+        start, end = self.pieces[-1].end if self.pieces else 0, len(self.token_ids)
+        if start < end:
+            span = Span(None, start, end)
+            self.pieces.append(Piece("", None, (span,), start, end, SegmentReason.CLIENT_LEFT))
 
     def wake(self) -> None:
         """Let readers look again."""
@@ -181,6 +197,7 @@ class Trajectory:
         """
         self._mark = (turn, *self._lengths())
         turn.committed = True
+        turn.account_for_all()
         extends = self.extends(turn.prompt)
         if extends:
             new = turn.prompt[len(self.context) :]

@@ -82,11 +82,11 @@ class Runner:
         self._stuck: dict[str, int] = {}
 
     async def run(self, trajectory: Trajectory, turn: Turn) -> None:
-        """Complete `turn`, or settle it with an error. Cancelling it stops the engine at once; what came stays."""
+        """Complete `turn`, or give it an error. Cancelling it stops the engine at once; what came stays."""
         excluded: frozenset[str] = frozenset()
         fruitless = 0
         turn.error = None
-        while not turn.settled:
+        while not turn.complete:
             if _room(turn, self._limits.max_model_len) <= 0:
                 turn.finish_reason = "length"
                 break
@@ -107,7 +107,6 @@ class Runner:
             fruitless = 0 if len(turn.token_ids) > before else fruitless + 1
             self._tally.resumes += 1
         turn.ended_at = self._clock()
-        turn.show()
 
     def forget_group(self, group: str) -> None:
         """The group is over; nobody will ask for its prompt again."""
