@@ -274,3 +274,29 @@ async def test_a_bug_in_one_look_is_told_and_the_next_look_goes_on(
     await world.until(lambda: world.condition("Degraded") == ("False", "Healthy"))
     assert len(world.pods) == 3
     await world.stop()
+
+
+async def test_a_target_past_its_deadline_is_dropped_and_told_until_one_is_reached(world: World) -> None:
+    world.kube.refuse = lambda kind, _: "pods is forbidden: exceeded quota: gpus" if kind is kinds.POD else None
+    world.apply(policy={"deadlines": {"drainSeconds": 20, "startSeconds": 60}})
+    await world.start()
+    await world.until(lambda: world.condition("CapacityAvailable") == ("False", "QuotaOrAdmission"))
+    first = world.status["target"]["id"]
+    await world.until(lambda: world.condition("Degraded") == ("True", "PlanAbandoned"), seconds=200)
+    assert world.status["target"]["id"] > first
+
+    world.kube.refuse = lambda *_: None
+    await world.until(lambda: world.is_ready() and world.condition("Degraded") == ("False", "Healthy"), seconds=200)
+    assert set(world.pods) == {"swe-w0-0", "swe-w1-0", "swe-w2-0"}
+    await world.stop()
+
+
+async def test_advisory_decides_and_explains_and_changes_nothing(world: World) -> None:
+    world.apply(policy={"advisory": True})
+    await world.start()
+    await world.until(lambda: world.condition("Advisory") == ("True", "AdvisoryOnly"))
+    await world.rest(60)
+    assert world.pods == {}
+    assert world.status["lastDecision"]["reason"] == "AdvisoryOnly"
+    assert "colocated:3" in world.status["lastDecision"]["shape"]
+    await world.stop()
