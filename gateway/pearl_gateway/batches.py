@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from pearl_gateway.trajectory import Trajectory
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A trajectory that reached its end."""
+
+    group: str
+    version: int | None
+    """Weight version of its first token."""
+
+
 @dataclass(slots=True)
 class Batch:
     """One batch and how far it is."""
@@ -26,17 +35,21 @@ class Batch:
     spec: OpenBatch
     opened_at: float
     started: set[str] = field(default_factory=set)
-    finished: dict[str, str] = field(default_factory=dict)
-    """Trajectory → its group."""
+    finished: dict[str, Finished] = field(default_factory=dict)
+    consumed: set[str] = field(default_factory=set)
     aborted: set[str] = field(default_factory=set)
     closed: bool = False
 
     def complete_groups(self) -> int:
         """Groups all of whose trajectories finished."""
         sizes: dict[str, int] = {}
-        for group in self.finished.values():
-            sizes[group] = sizes.get(group, 0) + 1
+        for one in self.finished.values():
+            sizes[one.group] = sizes.get(one.group, 0) + 1
         return sum(size >= self.spec.group_size for size in sizes.values())
+
+    def unconsumed(self) -> dict[str, Finished]:
+        """Finished trajectories that were not handed out yet."""
+        return {name: one for name, one in self.finished.items() if name not in self.consumed}
 
     def progress(self, now: float) -> BatchProgress:
         """The wire form; `now` on the clock of `opened_at`."""
@@ -117,12 +130,32 @@ class Batches:
         if batch is not None and trajectory.traffic == "train" and trajectory.id not in batch.started:
             self._write({"event": "start", "step": trajectory.step, "trajectory": trajectory.id})
 
-    def finish(self, step: int, message: FinishTrajectory, group: str | None) -> BatchProgress:
-        """A trajectory reached its end; `group` as its turns said."""
-        self.get(step)
-        event = {"event": "finish", "step": step, "trajectory": message.trajectory}
-        self._write({**event, "group": message.group or group or message.trajectory})
+    def finish(self, step: int, message: FinishTrajectory, known: Trajectory | None) -> BatchProgress:
+        """A trajectory reached its end; `known` is its log, if it ever sent a turn."""
+        if message.trajectory not in self.get(step).finished:
+            group = message.group or (known.group if known is not None else None) or message.trajectory
+            version = known.first_version if known is not None else None
+            event = {"event": "finish", "step": step, "trajectory": message.trajectory}
+            self._write({**event, "group": group, "version": version})
         return self.progress(step)
+
+    def consume(self, step: int) -> list[str]:
+        """Finished trajectories that were not handed out before; they count as handed out now."""
+        names = list(self.get(step).unconsumed())
+        if names:
+            self._write({"event": "consume", "step": step, "trajectories": names})
+        return names
+
+    def must_hand_out(self, step: int | None, name: str) -> bool:
+        """Whether an open batch still has to hand out this trajectory."""
+        batch = self.by_step.get(step) if step is not None else None
+        return batch is not None and not batch.closed and name not in batch.consumed and name not in batch.aborted
+
+    def waiting_versions(self) -> list[int]:
+        """First weight versions of finished trajectories that open batches still have to hand out."""
+        batches = [one for one in self.by_step.values() if not one.closed]
+        waiting = [one.version for batch in batches for one in batch.unconsumed().values()]
+        return [version for version in waiting if version is not None]
 
     def abort(self, step: int, message: AbortTrajectory) -> BatchProgress:
         """A trajectory ended early."""
@@ -152,11 +185,13 @@ class Batches:
             batch.started.add(name)
         elif kind == "finish":
             batch.started.add(name)
-            batch.finished[name] = event["group"]
+            batch.finished[name] = Finished(event["group"], event.get("version"))
             batch.aborted.discard(name)
         elif kind == "abort":
             batch.started.add(name)
             batch.aborted.add(name)
             batch.finished.pop(name, None)
+        elif kind == "consume":
+            batch.consumed |= set(event["trajectories"])
         elif kind == "close":
             batch.closed = True

@@ -129,6 +129,8 @@ def apply_rollout(rollout: Mapping[str, Any], routing: Routing) -> None:
         routing.window = None if window is None else int(window)
     weights = (rollout.get("spec") or {}).get("weights") or {}
     routing.max_staleness = int(weights.get("maxStaleness", routing.max_staleness))
+    routing.on_exceed = str(weights.get("onExceed", routing.on_exceed))
+    routing.measured_from = str(weights.get("measuredFrom", routing.measured_from))
 
 
 def pod_facts(pod: Mapping[str, Any]) -> WorkerFacts:

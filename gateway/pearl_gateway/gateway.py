@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,10 @@ class Routing:
     local_append_tokens: int
     window: int | None
     max_staleness: int
+    on_exceed: str = "WaitForOldest"
+    """`WaitForOldest` holds new groups, `Abort` ends trajectories that exceed the bound."""
+    measured_from: str = "FirstToken"
+    """`FirstToken` or `Dispatch`: which weight version a trajectory's age is counted from."""
 
 
 class Gateway:
@@ -75,7 +80,7 @@ class Gateway:
             local_append_tokens=lambda: self.routing.local_append_tokens,
             stop_watch=lambda turn: StopWatch(turn, self.text),
         )
-        self.permits = Permits(self._bounds, self._unconsumed)
+        self.permits = Permits(self._bounds)
         self.sessions = Sessions(
             fleet=self.fleet,
             runner=self.runner,
@@ -87,6 +92,7 @@ class Gateway:
             min_version=self.batches.min_version,
             current_step=self.batches.current,
             is_admitted=self.permits.is_admitted,
+            may_forget=lambda one: storage is not None or not self.batches.must_hand_out(one.step, one.id),
             on_start=self.batches.started,
         )
         self._probes: set[asyncio.Task[None]] = set()
@@ -96,7 +102,7 @@ class Gateway:
         self.batches.get(step)
         known = self.sessions.end(message.trajectory, aborted=False, reward=message.reward, cause=None)
         self._ended(known)
-        return self.batches.finish(step, message, known.group if known is not None else None)
+        return self.batches.finish(step, message, known)
 
     def abort(self, step: int, message: AbortTrajectory) -> BatchProgress:
         """A trajectory ended early."""
@@ -107,15 +113,12 @@ class Gateway:
 
     def consume(self, step: int) -> list[TrajectoryExport]:
         """Finished trajectories of a step that were not handed out before."""
-        self.batches.get(step)
-        found = [
-            one for one in self.sessions.ended() if one.step == step and one.state == "finished" and not one.consumed
-        ]
+        found = [self.export(name) for name in self.batches.consume(step)]
+        exports = [one for one in found if one is not None]
         current = max(self.fleet.versions(), default=0)
-        for one in found:
-            one.consumed = True
+        for one in exports:
             self._count_ages(one, current)
-        return [one.export() for one in found]
+        return exports
 
     def export(self, name: str) -> TrajectoryExport | None:
         """The log of one trajectory, live or ended."""
@@ -126,6 +129,8 @@ class Gateway:
 
     def expire(self) -> None:
         """End trajectories and give back permits that nobody has used for the idle time."""
+        if self.routing.on_exceed == "Abort":
+            self._abort_stale()
         idle, now = self.settings.limits.idle, self.clock()
         for one in list(self.sessions.live.values()):
             if one.idle_since is not None and now - one.idle_since > idle:
@@ -133,6 +138,12 @@ class Gateway:
         groups = {one.group for one in self.sessions.live.values() if one.group is not None}
         for group in self.permits.expire(idle, groups):
             self.runner.forget_group(group)
+
+    def _abort_stale(self) -> None:
+        newest = self._newest_version()
+        for one in self._trained():
+            if one.first_version is not None and newest - one.first_version > self.routing.max_staleness:
+                self._ended(self.sessions.end(one.id, aborted=True, reward=None, cause="stale"))
 
     async def close(self) -> None:
         """Stop turns and probes."""
@@ -150,26 +161,30 @@ class Gateway:
         if over is not None:
             self.runner.forget_group(over)
 
-    def _count_ages(self, trajectory: Trajectory, current: int) -> None:
+    def _count_ages(self, export: TrajectoryExport, current: int) -> None:
         ages = self.tally.ages_at_consumption
-        for span in trajectory.versions:
-            if span.version is not None:
-                age = str(max(0, current - span.version))
-                ages[age] = ages.get(age, 0) + span.end - span.start
+        for version, tokens in Counter(export.versions).items():
+            if version is not None:
+                age = str(max(0, current - version))
+                ages[age] = ages.get(age, 0) + tokens
+
+    def _newest_version(self) -> int:
+        wanted = self.fleet.wanted_version()
+        return wanted if wanted is not None else max(self.fleet.versions(), default=0)
 
     def _bounds(self) -> Bounds:
-        version = self.fleet.wanted_version()
-        newest = version if version is not None else max(self.fleet.versions(), default=0)
-        return Bounds(self.routing.window, self.routing.max_staleness, newest)
-
-    def _unconsumed(self) -> list[Trajectory]:
-        waiting = [one for one in self.sessions.ended() if one.state == "finished" and not one.consumed]
         # Only what belongs to a batch is ever consumed; the rest would hold new groups back for good.
-        return [
-            one
-            for one in (*self.sessions.live.values(), *waiting)
-            if one.step is not None and one.traffic == "train" and not one.ephemeral
-        ]
+        live = [one for one in self._trained() if one.step is not None and one.first_version is not None]
+        versions = [*(one.first_version or 0 for one in live), *self.batches.waiting_versions()]
+        return Bounds(
+            window=self.routing.window,
+            max_staleness=self.routing.max_staleness,
+            weight_version=self._newest_version(),
+            oldest_version=min(versions, default=None),
+        )
+
+    def _trained(self) -> list[Trajectory]:
+        return [one for one in self.sessions.live.values() if one.traffic == "train" and not one.ephemeral]
 
     def _probe(self, worker: Worker) -> None:
         task = asyncio.get_running_loop().create_task(self._probe_until_back(worker))

@@ -28,6 +28,8 @@ class Bounds:
     window: int | None
     max_staleness: int
     weight_version: int
+    oldest_version: int | None
+    """First weight version of the oldest trajectory that was not consumed; None = there is none."""
 
 
 @dataclass(slots=True)
@@ -41,12 +43,11 @@ class _Group:
 class Permits:
     """Admitted groups and the queue of those that wait.
 
-    `bounds` gives the limits in force; `unconsumed` the trajectories that count for the staleness bound.
+    `bounds` gives the limits in force.
     """
 
-    def __init__(self, bounds: Callable[[], Bounds], unconsumed: Callable[[], list[Trajectory]]) -> None:
+    def __init__(self, bounds: Callable[[], Bounds]) -> None:
         self._bounds = bounds
-        self._unconsumed = unconsumed
         self._groups: dict[str, _Group] = {}
         self._queue: deque[tuple[str, int]] = deque()
         self._changed = asyncio.Event()
@@ -113,7 +114,7 @@ class Permits:
         # A group larger than the window is let in alone: it could never start otherwise.
         if bounds.window is not None and in_flight and in_flight + size > bounds.window:
             return "WindowFull"
-        oldest = min((one.first_version for one in self._unconsumed() if one.first_version is not None), default=None)
+        oldest = bounds.oldest_version
         if oldest is not None and bounds.weight_version - oldest > bounds.max_staleness:
             return "WaitForOldest"
         return None

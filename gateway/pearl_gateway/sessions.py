@@ -47,6 +47,7 @@ class Sessions:
         min_version: Callable[[int | None], int | None],
         current_step: Callable[[], int | None],
         is_admitted: Callable[[str], bool],
+        may_forget: Callable[[Trajectory], bool],
         on_start: Callable[[Trajectory], None],
     ) -> None:
         self._fleet = fleet
@@ -59,6 +60,7 @@ class Sessions:
         self._min_version = min_version
         self._current_step = current_step
         self._is_admitted = is_admitted
+        self._may_forget = may_forget
         self._on_start = on_start
         self._ended: OrderedDict[str, Trajectory] = OrderedDict()
         self.live: dict[str, Trajectory] = {}
@@ -66,10 +68,6 @@ class Sessions:
     def find(self, trajectory: str) -> Trajectory | None:
         """A trajectory in memory, live or ended."""
         return self.live.get(trajectory) or self._ended.get(trajectory)
-
-    def ended(self) -> list[Trajectory]:
-        """The last ended trajectories, oldest first."""
-        return list(self._ended.values())
 
     def obtain(self, identity: Identity) -> Trajectory:
         """The trajectory of a request, a new one if need be.
@@ -268,7 +266,9 @@ class Sessions:
         trajectory.reward, trajectory.cause = reward, cause
         trajectory.turns.clear()
         self._ended[name] = trajectory
-        self._trim()
+        # What an open batch still has to hand out stays; with a storage it is there too.
+        while len(self._ended) > _KEPT_ENDED and self._may_forget(next(iter(self._ended.values()))):
+            self._ended.popitem(last=False)
         if aborted:
             self._tally.trajectories_aborted += 1
             self._tally.wasted_tokens += sum(end - start for start, end in trajectory.generated)
@@ -276,15 +276,6 @@ class Sessions:
             self._tally.trajectories_finished += 1
         self._recorder.trajectory(trajectory)
         return trajectory
-
-    def _trim(self) -> None:
-        spare = len(self._ended) - _KEPT_ENDED
-        if spare <= 0:
-            return
-        # What a batch has not consumed yet stays, however much it is.
-        free = [name for name, one in self._ended.items() if one.consumed or one.step is None or one.state == "aborted"]
-        for name in free[:spare]:
-            del self._ended[name]
 
     async def close(self) -> None:
         """Stop everything; clients are told to come back, and turns keep what they have."""

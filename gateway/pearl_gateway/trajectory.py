@@ -166,7 +166,6 @@ class Trajectory:
     """Tokens of the newest answer in the log; None before the first."""
     last_activity: float = 0.0
     idle_since: float | None = None
-    consumed: bool = False
     chat: Any = None
     """What `tokens_in` remembers about rendered messages."""
     _mark: tuple[Turn, int, int, int, int, int, int | None] | None = None
