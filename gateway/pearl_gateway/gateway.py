@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pearl_gateway.batches import Batches
 from pearl_gateway.engine import EngineClient
 from pearl_gateway.fleet import Fleet, Worker
+from pearl_gateway.journal import restore
 from pearl_gateway.permits import Bounds, Permits
 from pearl_gateway.records import Recorder
 from pearl_gateway.sessions import Sessions
@@ -78,6 +79,7 @@ class Gateway:
             tally=self.tally,
             clock=clock,
             local_append_tokens=lambda: self.routing.local_append_tokens,
+            measured_from=lambda: self.routing.measured_from,
             stop_watch=lambda turn: StopWatch(turn, self.text),
         )
         self.permits = Permits(self._bounds)
@@ -93,6 +95,7 @@ class Gateway:
             current_step=self.batches.current,
             is_admitted=self.permits.is_admitted,
             may_forget=lambda one: storage is not None or not self.batches.must_hand_out(one.step, one.id),
+            restored=restore(storage.read_turns(), clock()) if storage is not None else {},
             on_start=self.batches.started,
         )
         self._probes: set[asyncio.Task[None]] = set()

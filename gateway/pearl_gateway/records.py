@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pearl_gateway.journal import turn_line
 from pearl_gateway.router import RouteKind
 from pearl_planner.profile import Profile, TrajectoryRecord, TurnRecord, update
 
@@ -46,6 +47,14 @@ class Recorder:
     def turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """One finished turn into the profile; call it before the turn is committed to the log."""
         self._add(turn_record(trajectory, turn))
+
+    def commit(self, trajectory: Trajectory, turn: Turn) -> None:
+        """Append a turn to its trajectory's log and to the journal."""
+        turn.account_for_all()
+        if self._storage is not None:
+            self._storage.write_turn(turn_line(trajectory, turn))
+        if not trajectory.commit(turn):
+            self._tally.prefix_broken += 1
 
     def trajectory(self, trajectory: Trajectory) -> None:
         """One ended trajectory into the profile and the export."""

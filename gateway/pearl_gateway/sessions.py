@@ -16,7 +16,7 @@ from pearl_gateway.errors import GatewayError, bad_request, try_later
 from pearl_gateway.trajectory import Trajectory, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from pearl_gateway.fleet import Fleet
     from pearl_gateway.identity import Identity
@@ -48,6 +48,7 @@ class Sessions:
         current_step: Callable[[], int | None],
         is_admitted: Callable[[str], bool],
         may_forget: Callable[[Trajectory], bool],
+        restored: Mapping[str, Trajectory],
         on_start: Callable[[Trajectory], None],
     ) -> None:
         self._fleet = fleet
@@ -63,7 +64,7 @@ class Sessions:
         self._may_forget = may_forget
         self._on_start = on_start
         self._ended: OrderedDict[str, Trajectory] = OrderedDict()
-        self.live: dict[str, Trajectory] = {}
+        self.live: dict[str, Trajectory] = dict(restored)
 
     def find(self, trajectory: str) -> Trajectory | None:
         """A trajectory in memory, live or ended."""
@@ -181,7 +182,7 @@ class Sessions:
                 continue
             so_far = turn.prompt + turn.token_ids
             if turn.token_ids and prompt[: len(so_far)] == so_far:
-                trajectory.commit(turn)
+                self._recorder.commit(trajectory, turn)
             elif turn.token_ids:
                 self._tally.wasted_tokens += len(turn.token_ids)
                 trajectory.turns.pop(turn.number)
@@ -214,8 +215,7 @@ class Sessions:
     def _done(self, trajectory: Trajectory, turn: Turn) -> None:
         if not trajectory.ephemeral:
             self._recorder.turn(trajectory, turn)
-            if not trajectory.commit(turn):
-                self._tally.prefix_broken += 1
+            self._recorder.commit(trajectory, turn)
             trajectory.turns_done += 1
             trajectory.slim(turn)
         self._recorder.count(turn)
@@ -261,7 +261,7 @@ class Sessions:
             if not turn.committed:
                 _stop(turn, _conflict("TrajectoryEnded", f"trajectory {name!r} was ended meanwhile"))
                 if turn.token_ids:
-                    trajectory.commit(turn)
+                    self._recorder.commit(trajectory, turn)
         trajectory.state = "aborted" if aborted else "finished"
         trajectory.reward, trajectory.cause = reward, cause
         trajectory.turns.clear()

@@ -1,7 +1,8 @@
-"""What survives a restart of the gateway: the export and the batch log (append-only JSONL) and the profile sketch.
+"""What survives a restart of the gateway: the token log, the export, the batch log and the profile sketch.
 
-Files in the directory: `trajectories.jsonl` (one `{"step", "export"}` per ended trajectory), `batches.jsonl` (one event
-per line), `profile.json` (replaced atomically). A line that a crash cut short is skipped at start.
+Files in the directory: `turns.jsonl` (one line per turn that entered a log, see `journal`), `trajectories.jsonl` (one
+`{"step", "export"}` per ended trajectory), `batches.jsonl` (one event per line), all append-only, and `profile.json`
+(replaced atomically). A line that a crash cut short is skipped at start.
 """
 
 from __future__ import annotations
@@ -34,16 +35,14 @@ class Storage:
         self._offsets: dict[str, int] = {}
         self._exports = (folder / "trajectories.jsonl").open("a+b")
         self._events = (folder / "batches.jsonl").open("a+b")
+        self._turns = (folder / "turns.jsonl").open("a+b")
         for offset, line in _lines(self._exports):
             self._offsets[line["export"]["trajectory"]] = offset
 
     def write_trajectory(self, step: int | None, export: TrajectoryExport) -> None:
         """Append one ended trajectory."""
-        self._exports.seek(0, 2)
-        self._offsets[export.trajectory] = self._exports.tell()
         body = {"step": step, "export": export.model_dump(mode="json", by_alias=True)}
-        self._exports.write(json.dumps(body, separators=(",", ":")).encode() + b"\n")
-        self._exports.flush()
+        self._offsets[export.trajectory] = _append(self._exports, body)
 
     def read_trajectory(self, name: str) -> TrajectoryExport | None:
         """An ended trajectory, or None if it was never written."""
@@ -55,9 +54,19 @@ class Storage:
 
     def write_event(self, event: dict[str, Any]) -> None:
         """Append one event of the batch log."""
-        self._events.seek(0, 2)
-        self._events.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
-        self._events.flush()
+        _append(self._events, event)
+
+    def write_turn(self, line: dict[str, Any]) -> None:
+        """Append one turn of the token log."""
+        _append(self._turns, line)
+
+    def read_turns(self) -> list[dict[str, Any]]:
+        """Turns of trajectories that have not ended, oldest first; the others are dropped from the file."""
+        live = [line for _, line in _lines(self._turns) if line["trajectory"] not in self._offsets]
+        self._turns.truncate(0)
+        for line in live:
+            _append(self._turns, line)
+        return live
 
     def read_events(self) -> list[dict[str, Any]]:
         """The batch log, oldest first."""
@@ -82,8 +91,16 @@ class Storage:
 
     def close(self) -> None:
         """Close the files."""
-        self._exports.close()
-        self._events.close()
+        for file in (self._exports, self._events, self._turns):
+            file.close()
+
+
+def _append(file: Any, content: dict[str, Any]) -> int:
+    """Write one line and hand it over; where it begins."""
+    offset: int = file.seek(0, 2)
+    file.write(json.dumps(content, separators=(",", ":")).encode() + b"\n")
+    file.flush()
+    return offset
 
 
 def _lines(file: Any) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -69,6 +69,7 @@ class Runner:
         tally: Tally,
         clock: Callable[[], float],
         local_append_tokens: Callable[[], int],
+        measured_from: Callable[[], str],
         stop_watch: Callable[[Turn], StopWatch],
     ) -> None:
         self._fleet = fleet
@@ -77,6 +78,7 @@ class Runner:
         self._tally = tally
         self._clock = clock
         self._local_append_tokens = local_append_tokens
+        self._measured_from = measured_from
         self._stop_watch = stop_watch
         self._groups = Groups({}, {})
         self._stuck: dict[str, int] = {}
@@ -147,7 +149,7 @@ class Runner:
         if worker is None or (route.prefill and prefill is None):
             return SegmentReason.WORKER_LOST
         turn.route = route.kind
-        draft = _Draft(turn, worker, prefill)
+        draft = _Draft(trajectory, turn, worker, prefill)
         try:
             await self._generate(trajectory, turn, draft)
             reason = await self._after_abort(worker) if turn.finish_reason is None else SegmentReason.COMPLETE
@@ -269,6 +271,8 @@ class Runner:
 
     def _first_chunk(self, turn: Turn, draft: _Draft, busy: Busy) -> None:
         draft.first = False
+        if draft.trajectory.first_version is None:
+            draft.trajectory.first_version = draft.worker.weight_version
         busy.prefilled()
         self._fleet.served(draft.worker)
         if turn.first_token_at is None:
@@ -310,6 +314,8 @@ class Runner:
         raise _HandoffFailed
 
     def _remember(self, trajectory: Trajectory, draft: _Draft) -> None:
+        if trajectory.first_version is None and self._measured_from() == "Dispatch":
+            trajectory.first_version = draft.worker.weight_version
         if trajectory.home != draft.worker.facts.uid:
             trajectory.home, trajectory.cached_tokens = draft.worker.facts.uid, 0
         group = trajectory.group
@@ -348,12 +354,14 @@ class _Draft:
         "prefill",
         "spans",
         "start",
+        "trajectory",
         "turn",
         "version_before",
         "worker",
     )
 
-    def __init__(self, turn: Turn, worker: Worker, prefill: Worker | None) -> None:
+    def __init__(self, trajectory: Trajectory, turn: Turn, worker: Worker, prefill: Worker | None) -> None:
+        self.trajectory = trajectory
         self.turn = turn
         self.worker = worker
         self.prefill = prefill

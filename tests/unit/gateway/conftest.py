@@ -6,8 +6,9 @@ import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,8 +22,10 @@ from pearl_gateway.app import create_app
 from pearl_gateway.fleet import WorkerFacts
 from pearl_gateway.gateway import Gateway
 from pearl_gateway.settings import Limits, Settings, Tokens
+from pearl_gateway.storage import Storage
 
 EOS = 2
+LIMITS = Limits(queue=5.0, handoff=1.0, stall=5.0, prefill=5.0, max_model_len=2048)
 ROLES = {"system": 900, "user": 901, "assistant": 902, "tool": 903}
 
 
@@ -331,7 +334,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def make_bench(limits: Limits, **settings: Any) -> AsyncIterator[Bench]:
+async def make_bench(limits: Limits, storage: Storage | None = None, **settings: Any) -> AsyncIterator[Bench]:
     async with aiohttp.ClientSession() as session:
         numbers = iter(range(1_000_000))
         gateway = Gateway(
@@ -340,6 +343,7 @@ async def make_bench(limits: Limits, **settings: Any) -> AsyncIterator[Bench]:
             clock=time.monotonic,
             wall=time.time,
             new_id=lambda: str(next(numbers)),
+            storage=storage,
         )
         transport = httpx.ASGITransport(create_app(gateway))
         headers = {"Authorization": "Bearer secret"}
@@ -358,6 +362,15 @@ async def make_bench(limits: Limits, **settings: Any) -> AsyncIterator[Bench]:
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     """A gateway without workers; deadlines short enough for a test, long enough for a busy machine."""
-    limits = Limits(queue=5.0, handoff=1.0, stall=5.0, prefill=5.0, max_model_len=2048)
-    async with make_bench(limits, local_append_tokens=4) as made:
+    async with make_bench(LIMITS, local_append_tokens=4) as made:
         yield made
+
+
+@pytest.fixture
+def lasting(tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[Bench]]:
+    """Makes gateways one after the other over the same storage."""
+
+    def make() -> AbstractAsyncContextManager[Bench]:
+        return make_bench(LIMITS, Storage(tmp_path, time.monotonic))
+
+    return make

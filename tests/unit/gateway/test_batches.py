@@ -15,6 +15,8 @@ from pearl_gateway.errors import GatewayError
 from pearl_gateway.storage import Storage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from conftest import Bench
@@ -111,6 +113,46 @@ async def test_what_is_left_behind_ends_and_its_permit_is_given_back(bench: Benc
     export = await bench.export("t1")
     assert (export["state"], export["cause"]) == ("aborted", "idle")
     assert bench.gateway.permits.in_flight() == 0
+
+
+async def test_stale_trajectories_end_where_the_rollout_says_so(bench: Bench) -> None:
+    await bench.engine()
+    bench.gateway.routing.on_exceed = "Abort"
+    await bench.generate([1], 1)
+    bench.gateway.fleet.workers["a"].wanted_version = 1
+    bench.gateway.expire()
+    assert (await bench.export("t1"))["state"] == "live"
+    bench.gateway.fleet.workers["a"].wanted_version = 2
+    bench.gateway.expire()
+    assert (await bench.export("t1"))["cause"] == "stale"
+
+
+async def test_restart_of_the_gateway_loses_no_finished_turn(
+    lasting: Callable[[], AbstractAsyncContextManager[Bench]],
+) -> None:
+    async with lasting() as bench:
+        await bench.engine()
+        await post(bench, "/v1/batches", {"step": 1, "groups": 1, "groupSize": 2})
+        first = bench.tokens(await bench.generate([1, 2], 3, turn=0))
+        await bench.generate([9], 2, trajectory="t2")
+        await post(bench, "/v1/batches/1/finish", {"trajectory": "t2", "reward": 2.0})
+        before = await bench.export("t1")
+    async with lasting() as bench:
+        engine = await bench.engine()
+        assert await bench.export("t1") == before
+        # The answer of the last turn is still there for whoever did not get it.
+        assert bench.tokens(await bench.generate([1, 2], 3, turn=0)) == first
+        assert engine.requests == []
+        second = bench.tokens(await bench.generate([1, 2, *first, 5], 2, turn=1))
+        assert (await bench.export("t1"))["tokenIds"] == [1, 2, *first, 5, *second]
+        (consumed,) = await post(bench, "/v1/batches/1/consume")
+        assert (consumed["trajectory"], consumed["reward"]) == ("t2", 2.0)
+        await post(bench, "/v1/batches/1/finish", {"trajectory": "t1"})
+    async with lasting() as bench:
+        assert bench.gateway.sessions.live == {}
+        (consumed,) = await post(bench, "/v1/batches/1/consume")
+        assert consumed["tokenIds"] == [1, 2, *first, 5, *second]
+        assert (await post(bench, "/v1/batches/1/close"))["completeGroups"] == 0
 
 
 def test_batches_survive_a_restart_and_a_torn_line(tmp_path: Path) -> None:
