@@ -21,8 +21,8 @@ from pearl_api.wire.worker import (
     ReclaimRequest,
     WorkerState,
 )
-from pearl_worker.lender import DeviceBusyError, Lender
-from pearl_worker.loan import FencedError
+from pearl_worker.fence import FencedError
+from pearl_worker.loan import DeviceBusyError, Loan
 from pearl_worker.metrics import registry
 from pearl_worker.worker import Worker
 
@@ -96,27 +96,27 @@ def _add_worker_calls(app: FastAPI, worker: Worker, token: str) -> None:
 
 
 def _add_loan_calls(app: FastAPI, worker: Worker, accepted: Tokens, now: Callable[[], float]) -> None:
-    def lender() -> Lender:
-        if worker.lender is None:
+    def loan() -> Loan:
+        if worker.loan is None:
             raise ProblemError(409, "NotBorrowed", "this worker is not borrowed: PEARL_LOAN_NAME is not set")
-        return worker.lender
+        return worker.loan
 
     @app.post("/v1/loan/grant", dependencies=[Depends(_bearer(accepted.agent))])
     async def grant(request: GrantRequest) -> LoanState:
         absent = not worker.engine.facts.running
-        lender().grant(request.epoch, request.ttl_seconds, now(), engine_absent=absent)
+        loan().grant(request.epoch, request.ttl_seconds, now(), engine_absent=absent)
         worker.loan_changed()
         return worker.loan_state()
 
     @app.post("/v1/loan/heartbeat", dependencies=[Depends(_bearer(accepted.loan))])
     async def heartbeat(request: HeartbeatRequest) -> LoanState:
-        lender().expire(now(), now() + worker.reclaim_seconds)
-        lender().renew(request.epoch, now())
+        loan().expire(now(), now() + worker.reclaim_seconds)
+        loan().renew(request.epoch, now())
         return worker.loan_state()
 
     @app.post("/v1/loan/reclaim", dependencies=[Depends(_bearer(accepted.loan))])
     async def reclaim(request: ReclaimRequest) -> ReclaimAnswer:
-        lender()
+        loan()
         return await worker.reclaim(request.epoch, request.within_seconds)
 
 

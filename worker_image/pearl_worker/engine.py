@@ -161,7 +161,7 @@ class Engine:
     async def vacate(self, hard: Callable[[], float], device_is_free: Callable[[], bool]) -> VacateReport:
         """Give the device back before `hard()` (loop time; it may move closer): put to sleep, or kill.
 
-        The soft deadline leaves the time that a kill takes. Returns at `hard()` even if memory is not back.
+        The soft deadline leaves the time that a kill takes. Returns just before `hard()` even if memory is not back.
         """
         began = _now()
         report = VacateReport()
@@ -171,7 +171,7 @@ class Engine:
         if not self.facts.asleep or not device_is_free():
             await self.kill()
             report = replace(report, killed=True, drain_seconds=report.drain_seconds or _now() - began)
-        await _until(lambda: device_is_free() or _now() >= hard())
+        await _until(lambda: device_is_free() or _now() >= hard() - 2 * _POLL_SECONDS)
         self._set(vacated=self.facts.asleep)
         return report
 

@@ -1,66 +1,135 @@
-"""The fence: which loan epoch may run an engine here. Pure; times are seconds of the caller's monotonic clock.
+"""The borrower's side of a loan: the fence, kept on disk, and the device it is about."""
 
-A grant is a lease. It ends by `reclaim`, or by itself when no heartbeat renews it; either way its epoch is fenced
-for ever, and only a higher epoch opens the fence again. That holds over restarts of the agent, because the last
-epoch is kept on disk and a new process starts fenced.
-"""
+import json
+import logging
+from pathlib import Path
 
-from dataclasses import dataclass, replace
+from pearl_api.wire.worker import LoanState, ReclaimAnswer
+from pearl_worker.engine import VacateReport
+from pearl_worker.fence import Fence
+from pearl_worker.ports import MemoryDevice
+
+_log = logging.getLogger(__name__)
 
 
-class FencedError(Exception):
-    """The message carries an epoch that may no longer do anything here."""
+class DeviceBusyError(Exception):
+    """The device cannot be lent now: somebody still uses it, or it cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """`epoch` is the highest seen (0 = none); `expires_at` None = no live grant."""
+class Loan:
+    """Decides whether an engine may run here, and whether the device is back as it was."""
 
-    epoch: int = 0
-    ttl_seconds: float | None = None
-    expires_at: float | None = None
+    def __init__(self, device: MemoryDevice, file: Path, allowance_bytes: int) -> None:
+        """Starts fenced; `file` keeps the highest epoch over restarts of the container."""
+        self._device = device
+        self._file = file
+        self._allowance_bytes = allowance_bytes
+        self._fence = Fence(epoch=_read_epoch(file))
+        self._baseline_bytes: int | None = None
+        self._answer: ReclaimAnswer | None = None
+        self.vacate_by = 0.0
+        """Loop time by which the device must be free, once the fence is closed."""
 
     @property
     def granted(self) -> bool:
         """Whether an engine may run."""
-        return self.expires_at is not None
+        return self._fence.granted
 
-    def remaining_seconds(self, now: float) -> float | None:
-        """Remaining life of the grant; None = no grant."""
-        return None if self.expires_at is None else max(0.0, self.expires_at - now)
-
-    def grant(self, epoch: int, ttl_seconds: float, now: float) -> "Fence":
-        """Open the fence for `epoch`; repeating a live grant renews it.
+    def grant(self, epoch: int, ttl_seconds: float, now: float, *, engine_absent: bool) -> None:
+        """Open the fence.
 
         Raises:
-            FencedError: `epoch` is not higher than the last fenced one.
+            FencedError: the epoch is not higher than the last fenced one.
+            DeviceBusyError: the trainer has not left the device.
         """
-        if epoch < self.epoch or (epoch == self.epoch and not self.granted):
-            raise FencedError(f"epoch {epoch} is fenced: the last one seen is {self.epoch}; lend again for a new epoch")
-        return Fence(epoch=epoch, ttl_seconds=ttl_seconds, expires_at=now + ttl_seconds)
+        fence = self._fence.grant(epoch, ttl_seconds, now)
+        if not self._fence.granted:
+            self._measure(engine_absent)
+        self._keep(fence)
+        self._answer = None
 
-    def renew(self, epoch: int, now: float) -> "Fence":
-        """A heartbeat of the trainer.
+    def _measure(self, engine_absent: bool) -> None:
+        used = self._device.used_bytes()
+        if used is None:
+            raise DeviceBusyError("device memory cannot be read, so it could not be proven to be given back")
+        if self._baseline_bytes is not None and used > self._baseline_bytes + self._allowance_bytes:
+            raise DeviceBusyError(f"{used} bytes of the device are in use, {self._baseline_bytes} at the first grant")
+        if engine_absent:
+            self._baseline_bytes = used
 
-        Raises:
-            FencedError: there is no live grant of this epoch.
+    def renew(self, epoch: int, now: float) -> None:
+        """A heartbeat. Raises FencedError without a live grant of `epoch`."""
+        self._keep(self._fence.renew(epoch, now))
+
+    def reclaim(self, epoch: int, vacate_by: float) -> None:
+        """Close the fence. Raises FencedError if a newer epoch was granted."""
+        fence = self._fence.reclaim(epoch)
+        self.vacate_by = vacate_by if self.granted else min(self.vacate_by or vacate_by, vacate_by)
+        self._keep(fence)
+
+    def expire(self, now: float, vacate_by: float) -> None:
+        """Close the fence if no heartbeat came in time."""
+        fence = self._fence.expire(now)
+        if fence is not self._fence:
+            _log.warning("loan epoch %d ended without a heartbeat", fence.epoch)
+            self.vacate_by = vacate_by
+            self._keep(fence)
+
+    def memory_free(self) -> bool:
+        """Whether the device was read and holds no more than at the grant (and what a sleeper may keep)."""
+        used = self._device.used_bytes()
+        return used is not None and (
+            self._baseline_bytes is None or used <= self._baseline_bytes + self._allowance_bytes
+        )
+
+    def state(self, now: float, *, memory_free: bool) -> LoanState:
+        """For readers outside."""
+        return LoanState(
+            epoch=self._fence.epoch,
+            fenced=not self.granted,
+            granted=self.granted,
+            ttl_seconds=self._fence.remaining_seconds(now),
+            memory_free=None if self._device.used_bytes() is None else memory_free,
+        )
+
+    def answered(self, epoch: int) -> ReclaimAnswer | None:
+        """The answer to an earlier reclaim of `epoch` that was free.
+
+        Repeated as it was: the trainer may be using its device by now.
         """
-        if epoch != self.epoch or self.ttl_seconds is None or not self.granted:
-            raise FencedError(f"no live grant of epoch {epoch}: the last one seen is {self.epoch}")
-        return replace(self, expires_at=now + self.ttl_seconds)
+        return self._answer if self._answer and self._answer.epoch == epoch else None
 
-    def reclaim(self, epoch: int) -> "Fence":
-        """Close the fence for `epoch` and everything before it.
+    def answer(self, epoch: int, report: VacateReport, free: bool, total_seconds: float) -> ReclaimAnswer:
+        """Put the result of a reclaim into words."""
+        answer = ReclaimAnswer(
+            epoch=epoch,
+            free=free,
+            killed=report.killed,
+            aborted_requests=report.aborted_requests,
+            drain_seconds=report.drain_seconds,
+            sleep_seconds=report.sleep_seconds,
+            total_seconds=total_seconds,
+            message="" if free else self._why_not_free(),
+        )
+        self._answer = answer if free else None
+        return answer
 
-        Raises:
-            FencedError: a newer epoch was granted since.
-        """
-        if epoch < self.epoch:
-            raise FencedError(f"epoch {epoch} is over: epoch {self.epoch} followed it")
-        return Fence(epoch=epoch)
+    def _why_not_free(self) -> str:
+        used = self._device.used_bytes()
+        if used is None:
+            return "device memory cannot be read"
+        return f"{used} bytes of the device are in use, {self._baseline_bytes} at the grant"
 
-    def expire(self, now: float) -> "Fence":
-        """The fence as it is at `now`: closed if the grant ran out."""
-        if self.expires_at is not None and now >= self.expires_at:
-            return Fence(epoch=self.epoch)
-        return self
+    def _keep(self, fence: Fence) -> None:
+        if fence.epoch != self._fence.epoch or not self._file.exists():
+            draft = self._file.with_suffix(".new")
+            draft.write_text(json.dumps({"epoch": fence.epoch}))
+            draft.rename(self._file)
+        self._fence = fence
+
+
+def _read_epoch(file: Path) -> int:
+    try:
+        return int(json.loads(file.read_text())["epoch"])
+    except FileNotFoundError:
+        return 0

@@ -19,7 +19,7 @@ from pearl_worker.engine import Engine
 from pearl_worker.engine_command import EngineCommand, engine_command
 from pearl_worker.engine_http import HttpEngineClient
 from pearl_worker.engine_process import GroupLauncher, Reaper
-from pearl_worker.lender import Lender
+from pearl_worker.loan import Loan
 from pearl_worker.ports import EngineClient, MemoryDevice, WeightSource
 from pearl_worker.settings import Settings, from_env
 from pearl_worker.weights import CheckedSource, DirectoryStore, HttpStore, NoSource
@@ -83,7 +83,7 @@ def build_worker(settings: Settings, reaper: Reaper, session: aiohttp.ClientSess
         return HttpEngineClient(session, base_url, settings.model_name, admin_token)
 
     launcher = GroupLauncher(reaper, command, client, settings.scratch_directory)
-    return Worker(settings, Engine(settings, launcher), _source(settings, session), _lender(settings))
+    return Worker(settings, Engine(settings, launcher), _source(settings, session), _loan(settings))
 
 
 def read_tokens(settings: Settings) -> Tokens:
@@ -112,11 +112,11 @@ def _source(settings: Settings, session: aiohttp.ClientSession) -> WeightSource:
     return CheckedSource(DirectoryStore(Path(location)), settings.model)
 
 
-def _lender(settings: Settings) -> Lender | None:
+def _loan(settings: Settings) -> Loan | None:
     if settings.loan is None:
         return None
     device: MemoryDevice = FakeDevice(settings.fake_device) if settings.fake_device else NvmlDevice()
-    return Lender(device, settings.state_directory / "loan.json", settings.memory_allowance_bytes)
+    return Loan(device, settings.state_directory / "loan.json", settings.memory_allowance_bytes)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pearl_api.names import Activity
 from pearl_api.wire.worker import LoanState, ReclaimAnswer, WorkerPhase, WorkerState
 from pearl_worker.decide import Step, Wish, must_cut, next_step, phase
 from pearl_worker.engine import Engine, VacateReport
-from pearl_worker.lender import Lender
+from pearl_worker.loan import Loan
 from pearl_worker.ports import EngineFaultError, WeightsError, WeightSource
 from pearl_worker.settings import Settings
 
@@ -35,13 +35,13 @@ _LOAD_TRIES = 2
 
 
 class Worker:
-    """Everything one worker pod does. `lender` is None unless the pod is a borrower."""
+    """Everything one worker pod does. `loan` is None unless the pod is a borrower."""
 
-    def __init__(self, settings: Settings, engine: Engine, source: WeightSource, lender: Lender | None) -> None:
+    def __init__(self, settings: Settings, engine: Engine, source: WeightSource, loan: Loan | None) -> None:
         self._settings = settings
         self.engine = engine
         self._source = source
-        self.lender = lender
+        self.loan = loan
         self._activity = Activity.ACTIVE
         self._drain_by = 0.0
         self._stop = False
@@ -84,7 +84,7 @@ class Worker:
         self._changed.set()
 
     def loan_changed(self) -> None:
-        """The lender's fence moved."""
+        """The loan's fence moved."""
         self._changed.set()
 
     async def reclaim(self, epoch: int, within_seconds: float) -> ReclaimAnswer:
@@ -93,19 +93,18 @@ class Worker:
         Raises:
             FencedError: a newer epoch was granted.
         """
-        lender = self._lender()
+        loan = self._loan()
         began = _now()
-        if (answer := lender.answered(epoch)) is not None:
+        if (answer := loan.answered(epoch)) is not None:
             return answer
-        if not self.engine.facts.running:
-            self._report = VacateReport()
-        lender.reclaim(epoch, began + within_seconds)
+        self._report = VacateReport()
+        loan.reclaim(epoch, began + within_seconds)
         self._at_rest.clear()
         self._changed.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(began + within_seconds):
                 await self._at_rest.wait()
-        return lender.answer(epoch, self._report, self._is_free(), _now() - began)
+        return loan.answer(epoch, self._report, self._is_free(), _now() - began)
 
     @property
     def reclaim_seconds(self) -> float:
@@ -133,12 +132,12 @@ class Worker:
             message=self._message,
             start_seconds=self.engine.start_seconds,
             weight_load_seconds=self.engine.load_seconds,
-            loan=self.loan_state() if self.lender else None,
+            loan=self.loan_state() if self.loan else None,
         )
 
     def loan_state(self) -> LoanState:
         """The loan, for SDK and operator."""
-        return self._lender().state(_now(), memory_free=self._is_free())
+        return self._loan().state(_now(), memory_free=self._is_free())
 
     # -- the loop -------------------------------------------------------------------------------------------
 
@@ -154,8 +153,8 @@ class Worker:
     async def _loop(self) -> None:
         while True:
             self._changed.clear()
-            if self.lender:
-                self.lender.expire(_now(), _now() + self._settings.reclaim_seconds)
+            if self.loan:
+                self.loan.expire(_now(), _now() + self._settings.reclaim_seconds)
             self._accept_if_current()
             wish = self._wish()
             step = next_step(self.engine.facts, wish)
@@ -171,11 +170,19 @@ class Worker:
     async def _wait_for_change(self) -> None:
         exited = asyncio.ensure_future(self.engine.exited())
         changed = asyncio.ensure_future(self._changed.wait())
-        await asyncio.wait([exited, changed], timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        await _cancel(changed)
-        if exited.done():
-            await self._engine_ended(exited.result())
-        await _cancel(exited)
+        try:
+            await asyncio.wait([exited, changed], timeout=self._next_look(), return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                await self._engine_ended(exited.result())
+        finally:
+            await _cancel(changed)
+            await _cancel(exited)
+
+    def _next_look(self) -> float:
+        """Seconds until time alone may change the wish."""
+        remaining = self.loan.state(_now(), memory_free=False).ttl_seconds if self.loan else None
+        waits = [self._start_after - _now(), self._load_after - _now(), remaining or 0.0]
+        return min([_POLL_SECONDS, *(wait for wait in waits if wait > 0)])
 
     async def _perform(self, step: Step) -> None:
         _log.info("step %s", step, extra={"step": step.value, "facts": str(self.engine.facts)})
@@ -185,11 +192,13 @@ class Worker:
         try:
             while not work.done() and not exited.done():
                 changed = asyncio.ensure_future(self._changed.wait())
-                await asyncio.wait([work, exited, changed], timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    [work, exited, changed], timeout=self._next_look(), return_when=asyncio.FIRST_COMPLETED
+                )
                 await _cancel(changed)
                 self._changed.clear()
-                if self.lender:
-                    self.lender.expire(_now(), _now() + self._settings.reclaim_seconds)
+                if self.loan:
+                    self.loan.expire(_now(), _now() + self._settings.reclaim_seconds)
                 if must_cut(step, self._wish()):
                     break
             await self._judge(step, work, exited)
@@ -229,8 +238,8 @@ class Worker:
         self._crashes = 0
 
     async def _vacate(self) -> None:
-        lender = self._lender()
-        self._report = await self.engine.vacate(lambda: lender.vacate_by, self._is_free)
+        loan = self._loan()
+        self._report = await self.engine.vacate(lambda: loan.vacate_by, self._is_free)
 
     async def _kill(self) -> None:
         await self.engine.kill()
@@ -280,7 +289,7 @@ class Worker:
     def _wish(self) -> Wish:
         return Wish(
             stop=self._stop,
-            may_run=self.lender is None or self.lender.granted,
+            may_run=self.loan is None or self.loan.granted,
             activity=self._activity,
             wanted=self._wanted(),
             loadable=self._loadable() and _now() >= self._load_after,
@@ -305,12 +314,12 @@ class Worker:
 
     def _is_free(self) -> bool:
         facts = self.engine.facts
-        return self._lender().memory_free() and (facts.asleep or not facts.running)
+        return self._loan().memory_free() and (facts.asleep or not facts.running)
 
-    def _lender(self) -> Lender:
-        if self.lender is None:
+    def _loan(self) -> Loan:
+        if self.loan is None:
             raise LookupError("this worker is not borrowed")
-        return self.lender
+        return self.loan
 
     async def _poll_manifest(self) -> None:
         while True:
@@ -360,6 +369,9 @@ def _now() -> float:
 
 
 async def _cancel(future: "asyncio.Future[Any]") -> None:
+    # Not by awaiting it: that would also swallow a cancellation of the caller.
     future.cancel()
-    with contextlib.suppress(asyncio.CancelledError, EngineFaultError, WeightsError, TimeoutError):
-        await future
+    await asyncio.wait([future])
+    error = None if future.cancelled() else future.exception()
+    if error and not isinstance(error, EngineFaultError | WeightsError):
+        raise error

@@ -1,0 +1,145 @@
+"""The guard inside the engine: what each token opens, and that no spelling of a path opens more."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENGINE, ADMIN = "engine-token", "admin-token"
+
+
+class Caller:
+    """Calls a guarded application that answers 200 and says what reached it."""
+
+    def __init__(self, tmp_path: Path, **environment: str) -> None:
+        from pearl_engine_plugins.guard import EngineGuard
+
+        (tmp_path / "engine").write_text(ENGINE + "\n")
+        self.reached: list[str] = []
+        self.clock = 100.0
+        variables = {"PEARL_ENGINE_TOKEN_FILE": str(tmp_path / "engine"), "PEARL_ENGINE_ADMIN_TOKEN": ADMIN}
+        self.guard = EngineGuard(self._app, variables | environment, lambda: self.clock)
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.reached.append(scope["path"])
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def __call__(  # noqa: PLR0913 - the parts of a request
+        self,
+        path: str,
+        token: str | None = None,
+        *,
+        method: str = "POST",
+        query: bytes = b"",
+        body: bytes = b"{}",
+        headers: Any = None,
+        **scope: Any,
+    ) -> tuple[int, Any]:
+        sent = []
+        authorization = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: str) -> None:
+            sent.append(message)
+
+        request = {
+            "type": "http",
+            "path": path,
+            "method": method,
+            "query_string": query,
+            "headers": authorization if headers is None else headers,
+            **scope,
+        }
+        await self.guard(request, receive, send)
+        if sent[0]["type"] == "websocket.close":
+            return 401, None
+        return sent[0]["status"], json.loads(sent[-1]["body"] or b"null")
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Caller:
+    return Caller(tmp_path, PEARL_GATE="open", PEARL_KV_LEASE_SECONDS="10")
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/ping", "/version"])
+async def test_health_and_metrics_are_open(call: Any, path: str) -> None:
+    assert (await call(path))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/inference/v1/generate", "/tokenize"])
+async def test_inference_needs_the_engine_token(call: Any, path: str) -> None:
+    assert [(await call(path, token))[0] for token in (None, "", "wrong", ENGINE, ADMIN)] == [401, 401, 401, 200, 200]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/pause", "/resume", "/sleep", "/wake_up", "/collective_rpc", "/update_weights", "/abort_requests"),
+        *("/server_info", "/invocations", "/", "", "*", "/pearl/gate", "/docs", "/openapi.json"),
+        # spellings that a router behind might read as something else than they look
+        *("/v1/../pause", "/v1/..", "/inference/./../pause", "//pause", "/v1//pause", "/v1/%2e%2e/pause"),
+        *("/V1/completions", "/v1", "/v1/", "/health/", "/health/../pause", "/healthz", "/metrics/x", "/v1\\pause"),
+        *("/v1/completions\n", "/v1/\x00", "/v1/completions;/../../pause", "/tokenize/../pause", "/version/pause"),
+    ],
+)
+async def test_everything_else_needs_the_admin_token(call: Any, path: str) -> None:
+    assert (await call(path, ENGINE))[0] == 401
+    assert (await call(path))[0] == 401
+    assert call.reached == []
+
+
+async def test_the_admin_token_opens_admin_paths(call: Any) -> None:
+    assert (await call("/pause", ADMIN))[0] == 200
+
+
+async def test_a_root_path_does_not_shift_the_rules(call: Any) -> None:
+    assert (await call("/api/pause", ENGINE, root_path="/api"))[0] == 401
+    assert (await call("/v1/pause", ENGINE, root_path="/v1"))[0] == 401  # the router sees /pause
+    assert (await call("/api/v1/models", ENGINE, root_path="/api"))[0] == 200
+
+
+async def test_two_authorization_headers_are_none(call: Any) -> None:
+    headers = [(b"authorization", b"Bearer " + ADMIN.encode()), (b"authorization", b"Bearer x")]
+    assert (await call("/pause", headers=headers))[0] == 401
+
+
+async def test_a_websocket_without_a_token_is_closed(call: Any) -> None:
+    assert (await call("/v1/realtime", type="websocket"))[0] == 401
+    assert call.reached == []
+
+
+async def test_a_closed_gate_refuses_everybody_but_the_agent(tmp_path: Path) -> None:
+    call = Caller(tmp_path)
+    assert (await call("/v1/completions", ENGINE))[0] == 503
+    assert (await call("/v1/completions", ADMIN))[0] == 200
+    assert (await call("/pearl/gate", ADMIN, query=b"open=true"))[1]["open"] is True
+    assert (await call("/v1/completions", ENGINE))[0] == 200
+    assert (await call("/pearl/gate", ADMIN, query=b"open=maybe"))[0] == 400
+
+
+async def test_the_gate_tells_how_long_kv_may_be_pinned(call: Any) -> None:
+    async def pinned() -> float:
+        return (await call("/pearl/gate", ADMIN, method="GET"))[1]["pinned_seconds"]
+
+    await call("/v1/completions", ENGINE, body=b'{"kv_transfer_params": {"do_remote_decode": false}}')
+    assert await pinned() == 0
+    await call("/v1/completions", ENGINE, body=b'{"kv_transfer_params": {"do_remote_decode" : true}}')
+    call.clock += 4
+    assert await pinned() == 6
+    call.clock += 7
+    assert await pinned() == 0
+
+
+@pytest.mark.parametrize("variable", ["PEARL_ENGINE_TOKEN_FILE", "PEARL_ENGINE_ADMIN_TOKEN"])
+def test_an_engine_without_a_token_does_not_start(tmp_path: Path, variable: str) -> None:
+    with pytest.raises(ValueError, match=variable):
+        Caller(tmp_path, **{variable: ""})

@@ -1,0 +1,177 @@
+"""A borrower runs an engine only under a live grant, and gives the device back in time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pearl_api.wire.worker import WorkerPhase
+from pearl_worker.fence import Fence, FencedError
+from pearl_worker.loan import DeviceBusyError
+
+pytestmark = pytest.mark.looptime
+
+
+def grant(world: Any, epoch: int, ttl_seconds: float = 1000.0) -> None:
+    absent = not world.worker.engine.facts.running
+    world.worker.loan.grant(epoch, ttl_seconds, world.now(), engine_absent=absent)
+    world.worker.loan_changed()
+
+
+async def test_stays_cold_without_a_grant(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    await asyncio.sleep(100)
+    assert (world.phase(), world.engines) == (WorkerPhase.COLD, [])
+
+
+async def test_reclaim_with_requests_inside_and_kv_pinned_ends_asleep_within_its_deadline(
+    make_world: Any, run: Any
+) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    world.engine.in_flight, world.engine.pinned_until = 3, world.now() + 3.0
+    answer = await world.worker.reclaim(1, 10.0)
+    assert (answer.free, answer.killed, answer.aborted_requests) == (True, False, 3)
+    assert answer.total_seconds == pytest.approx(3.0, abs=0.3)
+    assert world.phase() is WorkerPhase.ASLEEP
+    assert not any(call.startswith("pause") for call in world.engine.calls)
+
+
+async def test_an_engine_that_will_not_sleep_is_killed_before_the_deadline(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    world.hanging = {"sleep 2"}
+    answer = await world.worker.reclaim(1, 10.0)
+    assert (answer.free, answer.killed) == (True, True)
+    assert answer.total_seconds == pytest.approx(8.1, abs=0.3)  # the deadline less the 2 s kept for a kill
+    assert world.phase() is WorkerPhase.STOPPED
+
+
+async def test_a_reclaim_during_the_engine_start_kills_it_at_once(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await asyncio.sleep(5)
+    answer = await world.worker.reclaim(1, 10.0)
+    assert (answer.free, answer.killed) == (True, True)
+    assert answer.total_seconds < 0.5
+
+
+async def test_never_says_free_when_memory_does_not_come_back(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    world.trainer_bytes = 7  # somebody else's, so that not even a kill brings the baseline back
+    answer = await world.worker.reclaim(1, 6.0)
+    assert (answer.free, answer.killed) == (False, True)
+    assert answer.total_seconds == pytest.approx(6.0, abs=0.2)
+    assert "7 bytes of the device are in use, 0 at the grant" in answer.message
+
+
+async def test_an_unreadable_device_is_never_lent_and_never_free(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    world.device_readable = False
+    with pytest.raises(DeviceBusyError, match="cannot be read"):
+        grant(world, 1)
+    assert (await world.worker.reclaim(1, 1.0)).free is False
+
+
+async def test_a_repeated_reclaim_is_answered_alike_after_the_trainer_took_the_device(
+    make_world: Any, run: Any
+) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    first = await world.worker.reclaim(1, 10.0)
+    world.trainer_bytes = 5000
+    assert await world.worker.reclaim(1, 10.0) == first
+
+
+async def test_no_grant_while_the_trainer_is_still_on_the_device(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    await world.worker.reclaim(1, 10.0)
+    world.trainer_bytes = 5000
+    with pytest.raises(DeviceBusyError, match="5000 bytes"):
+        grant(world, 2)
+    world.trainer_bytes = 0
+    grant(world, 2)
+    assert await world.until(WorkerPhase.READY) < 1.0  # woken, not started
+    assert len(world.engines) == 1
+
+
+async def test_without_heartbeats_the_device_is_given_back_by_the_agent_alone(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1, ttl_seconds=30.0)
+    for _ in range(40):
+        await asyncio.sleep(1)
+        world.worker.loan.renew(1, world.now())
+    assert world.worker.ready
+    await asyncio.sleep(29)
+    assert world.worker.ready
+    await asyncio.sleep(3)
+    assert world.phase() is WorkerPhase.ASLEEP
+    assert world.worker.loan_state().memory_free
+    with pytest.raises(FencedError):
+        world.worker.loan.renew(1, world.now())
+
+
+async def test_a_restarted_agent_is_fenced_until_a_higher_epoch(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    first = run(world.worker)
+    grant(world, 4)
+    await world.until(WorkerPhase.READY)
+    first.cancel()
+    world.engine.die(-9)  # the container's processes end with it
+    run(world.new_worker())
+    await asyncio.sleep(60)
+    assert (world.phase(), len(world.engines)) == (WorkerPhase.COLD, 1)
+    with pytest.raises(FencedError):
+        grant(world, 4)
+    grant(world, 5)
+    await world.until(WorkerPhase.READY)
+
+
+async def test_an_engine_that_dies_during_the_reclaim_is_free(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    world.engine.pinned_until = world.now() + 3
+    reclaim = asyncio.create_task(world.worker.reclaim(1, 10.0))
+    await asyncio.sleep(1)
+    world.engine.die(-11)
+    answer = await reclaim
+    assert (answer.free, answer.killed) == (True, True)
+    assert answer.total_seconds < 1.5
+
+
+def test_a_fence_opens_only_for_higher_epochs() -> None:
+    fence = Fence().grant(3, 10.0, now=0.0)
+    assert fence.remaining_seconds(4.0) == 6.0
+    assert fence.renew(3, now=4.0).remaining_seconds(4.0) == 10.0
+    assert fence.grant(3, 10.0, now=4.0).granted  # the operator's retry
+    closed = fence.expire(10.0)
+    assert (closed.epoch, closed.granted) == (3, False)
+    for epoch in (2, 3):
+        with pytest.raises(FencedError):
+            closed.grant(epoch, 10.0, now=11.0)
+    assert closed.grant(4, 10.0, now=11.0).granted
+    with pytest.raises(FencedError, match="epoch 4 followed"):
+        closed.grant(4, 10.0, now=11.0).reclaim(3)
+    ahead = Fence().reclaim(9)  # a reclaim may overtake its grant
+    with pytest.raises(FencedError):
+        ahead.grant(9, 10.0, now=0.0)
