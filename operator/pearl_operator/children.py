@@ -38,18 +38,30 @@ class Children:
     _done: tuple[Any, ...] | None = field(default=None, init=False)
     _done_at: float = field(default=0.0, init=False)
 
-    async def ensure(self, rollout: RolloutFact, spec: PearlRolloutSpec, *, workers: int) -> None:
-        """Applies all of them when the spec or the number of workers changed, and once a minute."""
+    async def ensure(self, rollout: RolloutFact, spec: PearlRolloutSpec, *, workers: int) -> str | None:
+        """Applies all of them when the spec or the number of workers changed, and once a minute.
+
+        Returns:
+            The API server's sentence where it refuses one of them (a bad `spec.gateway.podTemplate`), else None.
+            Workers need only the Secrets, so they go on all the same.
+
+        Raises:
+            RetryAfter: Without the Secrets no worker can start.
+        """
         wanted = (rollout.uid, spec, workers)
         if self._done == wanted and self.clock.monotonic() - self._done_at < _REPAIR_EVERY_SECONDS:
-            return
+            return None
         key = await self._root_key(rollout)
-        for secret in derived_secrets(rollout, key):
-            await self._apply(kinds.SECRET, secret)
-        await self._apply(kinds.SERVICE, gateway_service(rollout))
-        await self._apply(kinds.DEPLOYMENT, gateway_deployment(rollout, spec, self.settings))
-        await self._apply(kinds.DISRUPTION_BUDGET, worker_budget(rollout, workers))
+        try:
+            for secret in derived_secrets(rollout, key):
+                await self._apply(kinds.SECRET, secret)
+            await self._apply(kinds.SERVICE, gateway_service(rollout))
+            await self._apply(kinds.DISRUPTION_BUDGET, worker_budget(rollout, workers))
+            await self._apply(kinds.DEPLOYMENT, gateway_deployment(rollout, spec, self.settings))
+        except Refused as error:
+            return str(error)
         self._done, self._done_at = wanted, self.clock.monotonic()
+        return None
 
     async def _root_key(self, rollout: RolloutFact) -> str:
         """The key, made once; one that an earlier rollout of the same name left behind is waited out."""
@@ -67,8 +79,4 @@ class Children:
         return await self.keys.root_key(rollout.key)
 
     async def _apply(self, kind: Kind, body: Object) -> None:
-        try:
-            await self.kube.apply(kind, body, manager=names.FIELD_MANAGER)
-        except Refused as error:
-            # Also what a leftover of an earlier rollout answers (two controllers), so it is worth another try.
-            raise Unavailable(str(error), seconds=2.0) from error
+        await self.kube.apply(kind, body, manager=names.FIELD_MANAGER)

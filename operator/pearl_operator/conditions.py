@@ -161,8 +161,9 @@ def borrowing_active(look: Look) -> Verdict:
 
 def degraded(look: Look) -> Verdict:
     """Something needs a person."""
-    if look.refusals.template is not None:
-        return Verdict("True", ConditionReason.INVALID_POD_TEMPLATE, look.refusals.template)
+    refused = look.refusals.template or look.refusals.gateway
+    if refused is not None:
+        return Verdict("True", ConditionReason.INVALID_POD_TEMPLATE, refused)
     broken = [sentence for pod in look.pods if (sentence := _broken(look, pod.address.uid)) is not None]
     if broken:
         return Verdict("True", ConditionReason.WORKER_FAILED, _named(broken))

@@ -50,8 +50,6 @@ class PodFact:
     """Its worker container runs."""
     ready: bool = False
     deleting: bool = False
-    created_at: float | None = None
-    ready_since: float | None = None
     restarts: int = 0
     resources: tuple[tuple[str, int], ...] = ()
     """Extended resources (name, count) that it holds."""
@@ -208,8 +206,6 @@ def pod_fact(body: Object) -> PodFact | None:
         running=any("running" in (each.get("state") or {}) for each in containers),
         ready=_is_true(ready),
         deleting=meta.get("deletionTimestamp") is not None,
-        created_at=from_rfc3339(meta.get("creationTimestamp")),
-        ready_since=from_rfc3339(ready.get("lastTransitionTime")) if _is_true(ready) else None,
         restarts=sum(each.get("restartCount") or 0 for each in containers),
         resources=_resources(spec),
         unschedulable=_sentence(scheduled) if scheduled.get("status") == "False" else None,

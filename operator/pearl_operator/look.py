@@ -21,6 +21,8 @@ class Refusals:
 
     template: str | None = None
     """The worker pod itself is invalid."""
+    gateway: str | None = None
+    """The gateway's Deployment or something beside it is."""
     capacity: str | None = None
     """A quota or an admission policy."""
 

@@ -15,7 +15,7 @@ from pearl_api import names
 from pearl_operator.errors import OperatorError, Refused, RetryAfter
 from pearl_operator.look import Look, Refusals
 from pearl_operator.observe import Facts, snapshot_of
-from pearl_operator.policy import budget_of, engine_choice, policy_of
+from pearl_operator.policy import budget_of, engine_choice, gpu_products, policy_of
 from pearl_operator.report import status_after_bug, status_unreadable
 from pearl_operator.status_codec import target_from_status
 from pearl_planner.plan import plan
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from pearl_operator.facts import PodFact, RolloutFact
     from pearl_operator.index import Index
     from pearl_operator.metrics import Metrics
+    from pearl_operator.policy import EngineChoice
     from pearl_operator.ports import Clock, Resolver, RolloutKey
     from pearl_operator.preflight import Preflight
     from pearl_operator.report import Reporter
     from pearl_operator.ring import Ring
     from pearl_operator.settings import Settings
-    from pearl_operator.sources import Sources
+    from pearl_operator.sources import Samples, Sources
     from pearl_planner.types import Memory, Plan, Snapshot, Target
 
 log = logging.getLogger("pearl.loop")
@@ -66,6 +67,21 @@ class Parts:
 
 
 @dataclass(slots=True)
+class _Past:
+    """What a loop remembers of one rollout; losing it costs smoothness only."""
+
+    uid: str
+    memory: Memory | None = None
+    """Of the last look whose decision was written."""
+    served: frozenset[str] = frozenset()
+    """UIDs of pods that were Ready at some time."""
+    abandoned: str | None = None
+    capacity_refusal: str | None = None
+    engine: tuple[object, EngineChoice] | None = None
+    """By what it was chosen for; tables are files."""
+
+
+@dataclass(slots=True)
 class RolloutLoop:
     """One rollout's loop."""
 
@@ -74,10 +90,7 @@ class RolloutLoop:
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     turned_at: float = field(default=float("inf"), init=False)
     """Monotonic time at which the last turn ended, well or badly; infinite before the first starts."""
-    _memory: Memory | None = field(default=None, init=False)
-    _served: set[str] = field(default_factory=set, init=False)
-    _abandoned: str | None = field(default=None, init=False)
-    _capacity_refusal: str | None = field(default=None, init=False)
+    _past: _Past = field(default_factory=lambda: _Past(uid=""), init=False)
     _failures: int = field(default=0, init=False)
 
     async def run(self) -> None:
@@ -137,10 +150,13 @@ class RolloutLoop:
         if rollout.spec is None:
             await self.parts.reporter.write(rollout, status_unreadable(rollout, self.parts.clock.now()))
             return _LONG_SECONDS
+        if self._past.uid != rollout.uid:
+            self._past = _Past(rollout.uid)
         started = self.parts.clock.monotonic()
         look = await self._decide(rollout, rollout.spec)
         self.parts.ring.append(self.key, look.snapshot, look.policy, look.plan)
         await self.parts.reporter.report(look)  # the target is written before the first action
+        self._past.memory = look.plan.memory
         try:
             await self._act(look)
         finally:
@@ -150,39 +166,21 @@ class RolloutLoop:
         return min(look.plan.next_look_seconds, soon)
 
     async def _decide(self, rollout: RolloutFact, spec: PearlRolloutSpec) -> Look:
-        parts, now = self.parts, self.parts.clock.now()
-        target = target_from_status(rollout.status.target)
-        await parts.children.ensure(rollout, spec, workers=len(target.slots) if target is not None else 0)
+        """Prepares what must exist, observes, and asks the planner."""
+        parts, past, now = self.parts, self._past, self.parts.clock.now()
+        target = rollout.status.target
+        gateway_refusal = await parts.children.ensure(rollout, spec, workers=len(target.slots) if target else 0)
+        template_refusal = await parts.preflight.check(rollout, spec)
         await parts.actor.loans.sync(rollout)
         pods = self._own_pods(rollout)
         samples = await parts.sources.read(pods, spec.metrics.prometheus)
-        template_refusal = await parts.preflight.check(rollout, spec)
-        self._served |= {pod.address.uid for pod in pods if pod.ready}
-        self._served &= {pod.address.uid for pod in pods}
-        loans = tuple(parts.index.loans_of(self.key))
-        loans_possible = parts.settings.cluster_scoped
-        engine = engine_choice(spec)
-        snapshot = snapshot_of(
-            Facts(
-                spec=spec,
-                pods=pods,
-                nodes=parts.index.nodes,
-                loans=parts.actor.loans.planner_loans(self.key),
-                samples=samples,
-                budget=budget_of(spec, loans_enabled=loans_possible),
-                target=target,
-                memory=self._memory if self._memory is not None else memory_from_text(rollout.status.memory),
-                now=now,
-                served=frozenset(self._served),
-                keep_shape=template_refusal is not None,
-            )
-        )
+        past.served = frozenset(pod.address.uid for pod in pods if pod.ready or pod.address.uid in past.served)
+        engine = self._engine(spec)
+        facts = self._facts(rollout, spec, pods, samples, now=now, keep_shape=template_refusal is not None)
+        snapshot = snapshot_of(facts)
         policy = policy_of(rollout, spec, engine, hold=template_refusal is not None)
         decided = plan(snapshot, policy)
-        self._memory = decided.memory
-        self._note_abandoned(snapshot, decided)
-        if not any(isinstance(action, CreateWorker) for action in decided.actions):
-            self._capacity_refusal = None
+        self._note(snapshot, decided)
         return Look(
             now=now,
             rollout=rollout,
@@ -192,13 +190,45 @@ class RolloutLoop:
             plan=decided,
             samples=samples,
             pods=pods,
-            loans=loans,
-            loans_possible=loans_possible,
-            refusals=Refusals(template=template_refusal, capacity=self._capacity_refusal),
+            loans=tuple(parts.index.loans_of(self.key)),
+            loans_possible=parts.settings.cluster_scoped,
+            refusals=Refusals(template=template_refusal, gateway=gateway_refusal, capacity=past.capacity_refusal),
             engine_problem=engine.problem,
-            abandoned=self._abandoned,
+            abandoned=past.abandoned,
             gateway_url=parts.resolver.gateway(self.key),
         )
+
+    def _facts(  # noqa: PLR0913 - what one look found
+        self,
+        rollout: RolloutFact,
+        spec: PearlRolloutSpec,
+        pods: tuple[PodFact, ...],
+        samples: Samples,
+        *,
+        now: float,
+        keep_shape: bool,
+    ) -> Facts:
+        memory = self._past.memory
+        return Facts(
+            spec=spec,
+            pods=pods,
+            nodes=self.parts.index.nodes,
+            loans=self.parts.actor.loans.planner_loans(self.key),
+            samples=samples,
+            budget=budget_of(spec, loans_enabled=self.parts.settings.cluster_scoped),
+            target=target_from_status(rollout.status.target),
+            memory=memory if memory is not None else memory_from_text(rollout.status.memory),
+            now=now,
+            served=self._past.served,
+            keep_shape=keep_shape,
+        )
+
+    def _engine(self, spec: PearlRolloutSpec) -> EngineChoice:
+        products = gpu_products(self.parts.index.nodes.values())
+        basis = (spec.engine.table, spec.model.name, spec.engine.tensor_parallel, products)
+        if self._past.engine is None or self._past.engine[0] != basis:
+            self._past.engine = (basis, engine_choice(spec, products))
+        return self._past.engine[1]
 
     def _own_pods(self, rollout: RolloutFact) -> tuple[PodFact, ...]:
         """Worker pods of this very rollout; pods that an earlier one of the same name left behind are strangers."""
@@ -207,14 +237,16 @@ class RolloutLoop:
             pod for pod in self.parts.index.workers_of(self.key) if pod.zone == borrowed or pod.owner_uid == rollout.uid
         )
 
-    def _note_abandoned(self, snapshot: Snapshot, decided: Plan) -> None:
-        """A target that was dropped past its deadline stays in the conditions until one is reached."""
+    def _note(self, snapshot: Snapshot, decided: Plan) -> None:
+        """A target that was dropped past its deadline stays told until one is reached, a refusal while it matters."""
         before, after = snapshot.target, decided.target
         if before is not None and snapshot.now > before.deadline and not finished(snapshot.workers, before):
             if after is None or after.id != before.id:
-                self._abandoned = _abandonment(before)
+                self._past.abandoned = _abandonment(before)
         elif after is not None and finished(snapshot.workers, after):
-            self._abandoned = None
+            self._past.abandoned = None
+        if not any(isinstance(action, CreateWorker) for action in decided.actions):
+            self._past.capacity_refusal = None
 
     async def _act(self, look: Look) -> None:
         """The plan's actions in their order; one that fails ends the look."""
@@ -227,11 +259,11 @@ class RolloutLoop:
             except Refused as error:
                 if not isinstance(action, CreateWorker):
                     raise
-                self._capacity_refusal = str(error)  # the pod itself passed the preflight
+                self._past.capacity_refusal = str(error)  # the pod itself passed the preflight
                 raise
             self.parts.metrics.acted(self.key, action)
             if isinstance(action, CreateWorker):
-                self._capacity_refusal = None
+                self._past.capacity_refusal = None
 
 
 def _abandonment(target: Target) -> str:

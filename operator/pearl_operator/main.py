@@ -116,7 +116,8 @@ async def _until(stop: asyncio.Event) -> None:
 async def _first(*works: Coroutine[Any, Any, None] | asyncio.Task[None]) -> asyncio.Task[None]:
     """Runs all, and when the first ends cancels the others and waits for them; the one that ended."""
     tasks = [
-        work if isinstance(work, asyncio.Task) else asyncio.create_task(work, name=work.__qualname__) for work in works
+        work if isinstance(work, asyncio.Task) else asyncio.create_task(work, name=getattr(work, "__qualname__", None))
+        for work in works
     ]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -10,8 +10,10 @@ from pearl_planner.tables import TableError, find_table, load_table
 from pearl_planner.types import Budget, Mode, Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pearl_api.rollout import PearlRolloutSpec
-    from pearl_operator.facts import RolloutFact
+    from pearl_operator.facts import NodeFact, RolloutFact
     from pearl_planner.engine_model import EngineTable
 
 _MODES: Final = {
@@ -20,6 +22,7 @@ _MODES: Final = {
     ModePolicy.DISAGGREGATED: (Mode.DISAGGREGATED,),
 }
 _FALLBACK_TABLE: Final = "Qwen/Qwen3-8B"
+_GPU_PRODUCT: Final = "nvidia.com/gpu.product"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +34,34 @@ class EngineChoice:
     """Why it is only a stand-in, and what to set."""
 
 
-def engine_choice(spec: PearlRolloutSpec, hardware: str | None = None) -> EngineChoice:
-    """The named table, else the model's on this hardware, else the model's on any, else a stand-in with the reason."""
+def engine_choice(spec: PearlRolloutSpec, products: Iterable[str] = ()) -> EngineChoice:
+    """The named table, else the model's on these GPUs, else the model's on any, else a stand-in with the reason.
+
+    Args:
+        spec: Of the rollout.
+        products: GPU product names as node labels have them, for example `NVIDIA-H100-80GB-HBM3`.
+    """
     try:
         if spec.engine.table is not None:
             return EngineChoice(load_table(spec.engine.table))
     except TableError as error:
         return EngineChoice(_fallback(), f"spec.engine.table: {error}")
-    found = find_table(spec.model.name, hardware) or find_table(spec.model.name)
-    if found is not None:
-        return EngineChoice(found)
+    machines = [f"{word}-TP{spec.engine.tensor_parallel}" for product in products for word in product.split("-")]
+    for machine in (*machines, None):
+        found = find_table(spec.model.name, machine)
+        if found is not None:
+            return EngineChoice(found)
     return EngineChoice(
         _fallback(),
         f"no engine table for model {spec.model.name!r}, so predictions start from {_FALLBACK_TABLE}'s: "
         "set spec.engine.table",
     )
+
+
+def gpu_products(nodes: Iterable[NodeFact]) -> tuple[str, ...]:
+    """The GPU products of the cluster, sorted; empty where nothing labels its nodes."""
+    labels = (dict(node.labels).get(_GPU_PRODUCT) for node in nodes)
+    return tuple(sorted({product for product in labels if product}))
 
 
 def _fallback() -> EngineTable:

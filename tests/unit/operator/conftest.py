@@ -91,6 +91,9 @@ class FakeKube:
     kill_after: int | None = None
     """The process dies right after this many further writes."""
     refuse: Callable[[Kind, Object], str | None] = lambda _kind, _body: None
+    refuse_apply: Callable[[Kind, Object], str | None] = lambda _kind, _body: None
+    status_conflicts: int = 0
+    """So many further status writes meet a newer object."""
     down: bool = False
     dead: bool = False
     """The operator was killed; nothing that it still tries to do happens."""
@@ -138,6 +141,9 @@ class FakeKube:
     async def apply(self, kind: Kind, body: Object, *, manager: str, force: bool = True) -> Object:
         del force
         self._check_up()
+        sentence = self.refuse_apply(kind, body)
+        if sentence is not None:
+            raise Refused(sentence)
         meta = body["metadata"]
         key = (kind.plural, meta.get("namespace"), meta["name"])
         known = self.objects.get(key)
@@ -184,6 +190,9 @@ class FakeKube:
         known = self.objects.get((kind.plural, meta.get("namespace"), meta["name"]))
         if known is None:
             raise NotFound(meta["name"])
+        if self.status_conflicts:
+            self.status_conflicts -= 1
+            raise Conflict("the object has been modified")
         if meta.get("resourceVersion") not in (None, known["metadata"]["resourceVersion"]):
             raise Conflict("the object has been modified")
         stored = self.store(kind, {**known, "status": body["status"]})

@@ -300,3 +300,28 @@ async def test_advisory_decides_and_explains_and_changes_nothing(world: World) -
     assert world.status["lastDecision"]["reason"] == "AdvisoryOnly"
     assert "colocated:3" in world.status["lastDecision"]["shape"]
     await world.stop()
+
+
+async def test_a_gateway_that_is_refused_is_told_and_stops_no_worker(world: World) -> None:
+    world.kube.refuse_apply = lambda kind, _: "spec.template: Invalid value" if kind is kinds.DEPLOYMENT else None
+    world.apply()
+    await world.start()
+    await world.until(lambda: world.condition("Degraded") == ("True", "InvalidPodTemplate"))
+    await world.until(lambda: world.status["workers"]["ready"] == 3)
+
+    world.kube.refuse_apply = lambda *_: None
+    await world.until(lambda: world.is_ready() and world.condition("Degraded") == ("False", "Healthy"))
+    await world.stop()
+
+
+async def test_a_decision_that_could_not_be_written_leaves_no_trace(world: World) -> None:
+    world.apply(policy={"hysteresis": {"minDwellSeconds": 600}})
+    await world.start()
+    await world.until(world.is_ready)
+    target = world.status["target"]
+
+    world.kube.status_conflicts = 3
+    world.apply(mode="Disaggregated", ratio={"prefill": 1, "decode": 2})
+    await world.until(lambda: world.is_ready() and world.status["mode"] == "Disaggregated", seconds=30)
+    assert world.status["target"]["id"] == target["id"] + 1
+    await world.stop()

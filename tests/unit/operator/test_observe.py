@@ -14,7 +14,7 @@ from pearl_api.wire.worker import WorkerPhase, WorkerState
 from pearl_operator.facts import NodeFact, PodFact, Taint, pod_fact
 from pearl_operator.notices import notice_seconds
 from pearl_operator.observe import Facts, snapshot_of, worker_state
-from pearl_operator.policy import budget_of
+from pearl_operator.policy import budget_of, engine_choice, gpu_products
 from pearl_operator.ports import EngineSamples
 from pearl_operator.resources.worker import shape_hash
 from pearl_operator.sources import Samples, in_transition
@@ -225,3 +225,15 @@ def test_a_pod_without_our_labels_is_no_fact() -> None:
     stranger = body(**RUNNING)
     stranger["metadata"]["labels"] = {"app": "x"}
     assert pod_fact(stranger) is None
+
+
+def test_the_engine_table_follows_the_gpus_of_the_cluster() -> None:
+    product = ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3")
+    nodes = [NodeFact(name="n1", labels=(product,)), NodeFact(name="n2")]
+    assert gpu_products(nodes) == ("NVIDIA-H100-80GB-HBM3",)
+    assert engine_choice(SPEC, gpu_products(nodes)).table.name == "Qwen/Qwen3-8B/H100-TP2"
+    assert engine_choice(SPEC).problem is None
+    other = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"name": "someone/else"})})
+    problem = engine_choice(other).problem
+    assert problem is not None
+    assert "set spec.engine.table" in problem
