@@ -37,8 +37,10 @@ NAMESPACE = "pearl"
 RELEASE = "pearl"
 COMMON = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "crds/pearl_api", "planner/pearl_planner")
 OPERATOR_INPUTS = (
-    *COMMON, "Dockerfile", "requirements/product.txt", "requirements/build.txt", "operator/pearl_operator", "gateway/pearl_gateway",
-)  # fmt: skip
+    *COMMON,
+    *("Dockerfile", "requirements/product.txt", "requirements/build.txt"),
+    *("operator/pearl_operator", "gateway/pearl_gateway"),
+)
 WORKER_INPUTS = (*COMMON, "requirements", "worker_image")
 
 
@@ -56,7 +58,7 @@ class Artifacts:
 
 def prepare(settings: Settings, progress: Progress, models: Sequence[str] = ("tiny", "tiny-b")) -> Artifacts:
     """Build images and make engine environment and models, as far as they are new."""
-    operator = _tagged(Recipe(ROOT / "Dockerfile", ROOT, "docker.io/pearl/operator:x", OPERATOR_INPUTS))
+    operator = operator_recipe()
     worker = _tagged(Recipe(ROOT / "worker_image/Dockerfile.cpu", ROOT, "docker.io/pearl/worker-cpu:x", WORKER_INPUTS))
     with progress.step("Engine environment (real vLLM for CPU)"):
         engine = ensure_engine_environment(ROOT, settings.cache)
@@ -65,6 +67,11 @@ def prepare(settings: Settings, progress: Progress, models: Sequence[str] = ("ti
     return Artifacts(
         build(settings, operator, progress), operator.tag, build(settings, worker, progress), worker.tag, engine, made
     )
+
+
+def operator_recipe() -> Recipe:
+    """The image of operator and gateway."""
+    return _tagged(Recipe(ROOT / "Dockerfile", ROOT, "docker.io/pearl/operator:x", OPERATOR_INPUTS))
 
 
 def _tagged(recipe: Recipe) -> Recipe:

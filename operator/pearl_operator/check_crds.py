@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _OPENAPI = f"/openapi/v3/apis/{GROUP}/{VERSION}"
 _TIMEOUT_SECONDS = 10.0
-_HOW = "apply the CRDs of this version: helm show crds CHART | kubectl apply --server-side -f -"
+_HOW = "apply the CRDs of this version: helm show crds CHART | kubectl apply --server-side --force-conflicts -f -"
 _MISSING = 404
 _TRIES = 15
 _PAUSE_SECONDS = 2.0

@@ -48,7 +48,7 @@ def loan() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def api(cluster: Cluster) -> Iterator[Cluster]:
     for name in ("pearlrollouts", "gpuloans"):
-        cluster.apply((ROOT / f"crds/{name}.yaml").read_text())
+        cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / f"crds/{name}.yaml"))
         cluster.kubectl("wait", "--for=condition=Established", f"crd/{name}.pearl.dev", "--timeout=30s")
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     yield cluster

@@ -28,7 +28,7 @@ def test_the_crds_of_this_version_are_accepted() -> None:
 def test_crds_of_another_version_are_named_with_what_to_do() -> None:
     (sentence,) = problems(published(PearlRollout="A fleet. Schema revision 0123456789ab."))
     assert sentence.startswith("pearlrollouts.pearl.dev has schema revision 0123456789ab, this version needs ")
-    assert sentence.endswith("helm show crds CHART | kubectl apply --server-side -f -")
+    assert sentence.endswith("helm show crds CHART | kubectl apply --server-side --force-conflicts -f -")
 
 
 def test_missing_crds_are_named() -> None:
