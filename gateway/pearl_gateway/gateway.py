@@ -94,7 +94,7 @@ class Gateway:
             min_version=self.batches.min_version,
             current_step=self.batches.current,
             is_admitted=self.permits.is_admitted,
-            may_forget=lambda one: storage is not None or not self.batches.must_hand_out(one.step, one.id),
+            may_forget=lambda one: not self.batches.must_hand_out(one.step, one.id),
             restored=restore(storage.read_turns(), clock()) if storage is not None else {},
             on_start=self.batches.started,
         )

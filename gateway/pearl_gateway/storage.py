@@ -1,8 +1,8 @@
 """What survives a restart of the gateway: the token log, the export, the batch log and the profile sketch.
 
-Files in the directory: `turns.jsonl` (one line per turn that entered a log, see `journal`), `trajectories.jsonl` (one
-`{"step", "export"}` per ended trajectory), `batches.jsonl` (one event per line), all append-only, and `profile.json`
-(replaced atomically). A line that a crash cut short is skipped at start.
+Logs in the directory (see `segments`): `turns` (a line per turn that entered a log, see `journal`), `trajectories` (one
+`{"step", "export"}` per ended trajectory), `batches` (one event per line); and `profile.json`, replaced atomically.
+A file of `turns` goes when all its trajectories have ended; the oldest of `trajectories` when there are too many bytes.
 """
 
 from __future__ import annotations
@@ -11,66 +11,90 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from pearl_api.wire.gateway import TrajectoryExport
+from pearl_gateway.segments import Segments
 from pearl_planner.profile import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 _PROFILE_EVERY_SECONDS = 5.0
+_SEGMENT_BYTES = 16 << 20
+_MOST_EXPORT_BYTES = 512 << 20
 
 
 class Storage:
-    """Appends to the files of one directory; every write is handed to the operating system at once.
+    """The files of one directory.
 
     Raises:
         OSError: the directory cannot be made or written; the gateway must not start then.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float],
+        *,
+        segment_bytes: int = _SEGMENT_BYTES,
+        most_export_bytes: int = _MOST_EXPORT_BYTES,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._clock = clock
+        self._most_export_bytes = most_export_bytes
         self._profile_path = folder / "profile.json"
         self._profile_written = float("-inf")
-        self._offsets: dict[str, int] = {}
-        self._exports = (folder / "trajectories.jsonl").open("a+b")
-        self._events = (folder / "batches.jsonl").open("a+b")
-        self._turns = (folder / "turns.jsonl").open("a+b")
-        for offset, line in _lines(self._exports):
-            self._offsets[line["export"]["trajectory"]] = offset
+        self._exports = Segments(folder, "trajectories", segment_bytes)
+        self._events = Segments(folder, "batches", segment_bytes)
+        self._turns = Segments(folder, "turns", segment_bytes)
+        self._where = {line["export"]["trajectory"]: (number, offset) for number, offset, line in self._exports.lines()}
+        self._unfinished: dict[int, set[str]] = {}
+        """File of `turns` → trajectories in it that have not ended."""
 
     def write_trajectory(self, step: int | None, export: TrajectoryExport) -> None:
-        """Append one ended trajectory."""
+        """Append one ended trajectory; its turns are not needed any more."""
         body = {"step": step, "export": export.model_dump(mode="json", by_alias=True)}
-        self._offsets[export.trajectory] = _append(self._exports, body)
+        self._where[export.trajectory] = self._exports.append(body)
+        self._forget_turns(export.trajectory)
+        if len(self._exports.numbers) > 1 and self._exports.bytes() > self._most_export_bytes:
+            oldest = self._exports.numbers[0]
+            self._exports.drop(oldest)
+            self._where = {name: at for name, at in self._where.items() if at[0] != oldest}
 
     def read_trajectory(self, name: str) -> TrajectoryExport | None:
-        """An ended trajectory, or None if it was never written."""
-        offset = self._offsets.get(name)
-        if offset is None:
-            return None
-        self._exports.seek(offset)
-        return TrajectoryExport.model_validate(json.loads(self._exports.readline())["export"])
+        """An ended trajectory, or None if it was never written or is long gone."""
+        at = self._where.get(name)
+        return None if at is None else TrajectoryExport.model_validate(self._exports.read(*at)["export"])
 
     def write_event(self, event: dict[str, Any]) -> None:
         """Append one event of the batch log."""
-        _append(self._events, event)
-
-    def write_turn(self, line: dict[str, Any]) -> None:
-        """Append one turn of the token log."""
-        _append(self._turns, line)
-
-    def read_turns(self) -> list[dict[str, Any]]:
-        """Turns of trajectories that have not ended, oldest first; the others are dropped from the file."""
-        live = [line for _, line in _lines(self._turns) if line["trajectory"] not in self._offsets]
-        self._turns.truncate(0)
-        for line in live:
-            _append(self._turns, line)
-        return live
+        self._events.append(event)
 
     def read_events(self) -> list[dict[str, Any]]:
         """The batch log, oldest first."""
-        return [event for _, event in _lines(self._events)]
+        return [event for _, _, event in self._events.lines()]
+
+    def write_turn(self, line: dict[str, Any]) -> None:
+        """Append one turn of the token log."""
+        number, _ = self._turns.append(line)
+        self._unfinished.setdefault(number, set()).add(line["trajectory"])
+
+    def read_turns(self) -> list[dict[str, Any]]:
+        """Turns of trajectories that have not ended, oldest first."""
+        live = []
+        for number, _, line in self._turns.lines():
+            names = self._unfinished.setdefault(number, set())
+            if line["trajectory"] not in self._where:
+                names.add(line["trajectory"])
+                live.append(line)
+        return live
+
+    def _forget_turns(self, name: str) -> None:
+        for number in list(self._unfinished):
+            names = self._unfinished[number]
+            names.discard(name)
+            if not names and number != self._turns.numbers[-1]:
+                self._turns.drop(number)
+                del self._unfinished[number]
 
     def write_profile(self, profile: Profile) -> None:
         """Replace the sketch, at most every few seconds."""
@@ -91,28 +115,5 @@ class Storage:
 
     def close(self) -> None:
         """Close the files."""
-        for file in (self._exports, self._events, self._turns):
-            file.close()
-
-
-def _append(file: Any, content: dict[str, Any]) -> int:
-    """Write one line and hand it over; where it begins."""
-    offset: int = file.seek(0, 2)
-    file.write(json.dumps(content, separators=(",", ":")).encode() + b"\n")
-    file.flush()
-    return offset
-
-
-def _lines(file: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    file.seek(0)
-    while True:
-        offset = file.tell()
-        line = file.readline()
-        if not line:
-            return
-        try:
-            yield offset, json.loads(line)
-        except ValueError:
-            # A crash cut the line short: what it said was never acknowledged. The next line starts after it.
-            if not line.endswith(b"\n"):
-                file.write(b"\n")
+        for log in (self._exports, self._events, self._turns):
+            log.close()

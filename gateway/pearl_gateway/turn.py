@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import aclosing
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from pearl_gateway.errors import (
     GatewayError,
     try_later,
 )
+from pearl_gateway.groups import Groups
 from pearl_gateway.router import Ask, Route, choose
 from pearl_gateway.trajectory import Piece
 
@@ -41,20 +41,14 @@ _CLOSED_SECONDS = 0.25
 _RETRY_SECONDS = (0.0, 0.05, 0.2, 0.5, 1.0)
 """Pauses before the next try while tries bring no token; the last one repeats."""
 _STATE_SECONDS = 0.5
+_PRIME_SECONDS = 10.0
+"""Longest wait of a group's members for the one that computes their prompt."""
 _STUCK_AFTER = 3
 """Hand-offs in a row that failed on one decode worker before its agent is told."""
 
 
 class _HandoffFailed(Exception):  # noqa: N818 - a reason to go elsewhere, not an error anybody reports
     """The KV did not get across, or must not be used."""
-
-
-@dataclass(slots=True)
-class Groups:
-    """Which worker has the prompt of a group."""
-
-    home: dict[str, str]
-    prefill: dict[str, str]
 
 
 class Runner:
@@ -80,11 +74,19 @@ class Runner:
         self._local_append_tokens = local_append_tokens
         self._measured_from = measured_from
         self._stop_watch = stop_watch
-        self._groups = Groups({}, {})
+        self._groups = Groups()
         self._stuck: dict[str, int] = {}
 
     async def run(self, trajectory: Trajectory, turn: Turn) -> None:
         """Complete `turn`, or give it an error. Cancelling it stops the engine at once; what came stays."""
+        primes = not trajectory.ids and await self._groups.wait_or_prime(trajectory.group, _PRIME_SECONDS)
+        try:
+            await self._run(trajectory, turn)
+        finally:
+            if primes:
+                self._groups.primed(trajectory.group)
+
+    async def _run(self, trajectory: Trajectory, turn: Turn) -> None:
         excluded: frozenset[str] = frozenset()
         fruitless = 0
         turn.error = None
@@ -112,8 +114,7 @@ class Runner:
 
     def forget_group(self, group: str) -> None:
         """The group is over; nobody will ask for its prompt again."""
-        self._groups.home.pop(group, None)
-        self._groups.prefill.pop(group, None)
+        self._groups.forget(group)
 
     async def _wait_for_route(self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]) -> Route:
         deadline = self._clock() + self._limits.queue
@@ -128,14 +129,14 @@ class Runner:
                 await self._fleet.wait_change(min(left, _CLOSED_SECONDS))
 
     def _ask(self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]) -> Ask:
-        group = trajectory.group or ""
+        place = self._groups.place(trajectory.group)
         return Ask(
             prompt_tokens=len(turn.prompt) + len(turn.token_ids),
             cached_tokens=min(trajectory.cached_tokens, trajectory.common_prefix(turn.prompt)),
             home=trajectory.home,
             prefill_home=trajectory.prefill_home,
-            group_home=self._groups.home.get(group),
-            group_prefill=self._groups.prefill.get(group),
+            group_home=place.home,
+            group_prefill=place.prefill,
             local_append_tokens=self._local_append_tokens(),
             min_version=turn.min_version,
             excluded=excluded,
@@ -271,6 +272,7 @@ class Runner:
 
     def _first_chunk(self, turn: Turn, draft: _Draft, busy: Busy) -> None:
         draft.first = False
+        self._groups.primed(draft.trajectory.group)
         if draft.trajectory.first_version is None:
             draft.trajectory.first_version = draft.worker.weight_version
         busy.prefilled()
@@ -318,13 +320,9 @@ class Runner:
             trajectory.first_version = draft.worker.weight_version
         if trajectory.home != draft.worker.facts.uid:
             trajectory.home, trajectory.cached_tokens = draft.worker.facts.uid, 0
-        group = trajectory.group
         if draft.prefill is not None:
             trajectory.prefill_home = draft.prefill.facts.uid
-            if group:
-                self._groups.prefill.setdefault(group, draft.prefill.facts.uid)
-        elif group:
-            self._groups.home.setdefault(group, draft.worker.facts.uid)
+        self._groups.remember(trajectory.group, draft.worker, draft.prefill)
 
     async def _after_abort(self, worker: Worker) -> SegmentReason:
         """Why an engine gave back an unfinished answer, as its agent or its labels say."""

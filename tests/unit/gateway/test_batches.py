@@ -161,7 +161,7 @@ def test_batches_survive_a_restart_and_a_torn_line(tmp_path: Path) -> None:
     batches.open(OpenBatch(step=3, groups=1, group_size=1))
     batches.finish(3, FinishTrajectory(trajectory="t1", group="g"), None)
     storage.close()
-    with (tmp_path / "batches.jsonl").open("ab") as file:
+    with (tmp_path / "batches-000001.jsonl").open("ab") as file:
         file.write(b'{"event": "fin')
     storage = Storage(tmp_path, time.monotonic)
     again = Batches(time.time, storage)

@@ -250,6 +250,17 @@ async def test_role_flip_is_acknowledged_and_routed_by_at_once(bench: Bench) -> 
     assert (len(first.requests), second.fetched) == (1, 1)
 
 
+async def test_one_member_of_a_group_computes_the_prompt_and_the_others_follow_it(bench: Bench) -> None:
+    first, second = await bench.engine(stall_after=0), await bench.engine()
+    headers = {"X-Pearl-Group": "g"}
+    tasks = [asyncio.create_task(bench.generate([1, 2, 3], 2, trajectory=f"t{at}", headers=headers)) for at in range(3)]
+    await bench.until(lambda: bench.gateway.tally.turns_in_flight == 3 and len(first.requests) == 1)
+    first.stall_after = None
+    first.release.set()
+    assert [bench.tokens(await task) for task in tasks] == 3 * [bench.continuation([1, 2, 3], 2)]
+    assert (len(first.requests), len(second.requests)) == (3, 0)
+
+
 async def test_streamed_tokens_are_the_whole_answer_in_order(bench: Bench) -> None:
     await bench.engine(stop_after=3)
     await bench.engine(tokens_per_chunk=2)
