@@ -29,7 +29,6 @@ OPERATOR: Final = "pearl-operator"
 _OPERATOR_PODS: Final = {"app.kubernetes.io/name": OPERATOR}
 _OURS: Final = {"app.kubernetes.io/managed-by": OPERATOR, names.LABEL_ROLLOUT: ""}
 _KINDS: Final = (kinds.DEPLOYMENT, kinds.POD, kinds.SERVICE, kinds.DISRUPTION_BUDGET, kinds.SECRET)
-_BORROWER_KINDS: Final = (kinds.POD, kinds.SECRET)
 _PAUSE_SECONDS: Final = 1.0
 
 
@@ -49,7 +48,10 @@ class Uninstall:
         await self._stop_operator()
         deleted = await self._delete(self.settings.namespace, _KINDS, _OURS)
         for namespace in self._trainer_namespaces():
-            deleted += await self._delete(namespace, _BORROWER_KINDS, self._borrowed())
+            deleted += await self._delete(namespace, (kinds.POD,), self._borrowed())
+        for namespace in self.settings.namespaces:
+            for loan in await self.kube.list(kinds.LOAN, namespace, self._rollouts_here()):
+                deleted += await self._delete(namespace, (kinds.SECRET,), {names.LABEL_LOAN: loan["metadata"]["name"]})
         await self.kube.delete(kinds.LEASE, self.settings.lease_name, self.settings.namespace)
         await self._wait_until_gone(self.settings.namespace, _OURS)
         for namespace in self._trainer_namespaces():
@@ -60,7 +62,10 @@ class Uninstall:
         return tuple(name for name in self.settings.trainer_namespaces if name != self.settings.namespace)
 
     def _borrowed(self) -> dict[str, str]:
-        return {**_OURS, names.LABEL_ROLLOUT_NAMESPACE: self.settings.namespace}
+        return {**_OURS, **self._rollouts_here()}
+
+    def _rollouts_here(self) -> dict[str, str]:
+        return {names.LABEL_ROLLOUT_NAMESPACE: self.settings.namespace}
 
     async def _stop_operator(self) -> None:
         """A running operator would make everything anew."""

@@ -79,7 +79,7 @@ class Enroller:
                 f"the policies of namespace {loan.namespace}",
             ) from error
         slots = [LoanSlot(pod=pod.address.name, uid=pod.address.uid) for pod in pods]
-        return await store.write(loan, record.enrolled(loan.status, slots))
+        return await store.write(loan, record.enrolled(loan.status, slots, gpus=len(loan.spec.gpus)))
 
     async def _replace(self, known: LoanFact) -> None:
         """Another pod of the same name, or other GPUs: the old enrolment must have ended."""

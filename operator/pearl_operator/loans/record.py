@@ -28,10 +28,10 @@ _COMING_UP: Final = (WorkerPhase.STARTING, WorkerPhase.WAKING)
 _KEPT: Final = 5
 
 
-def enrolled(status: GPULoanStatus, slots: Iterable[LoanSlot]) -> GPULoanStatus:
-    """Enrolled, perhaps once more after it had ended; epochs go on."""
+def enrolled(status: GPULoanStatus, slots: Iterable[LoanSlot], *, gpus: int) -> GPULoanStatus:
+    """Enrolled with so many GPUs, perhaps once more after it had ended; epochs go on."""
     phase = LoanPhase.IDLE if status.phase in TERMINAL else status.phase
-    return status.model_copy(update={"phase": phase, "slots": list(slots)})
+    return status.model_copy(update={"phase": phase, "slots": list(slots), "gpus": gpus})
 
 
 def offered(

@@ -78,17 +78,22 @@ async def test_everything_of_the_rollouts_goes_and_what_is_not_ours_stays() -> N
         (kinds.DISRUPTION_BUDGET, "r-workers", "pearl", ours),
         (kinds.LEASE, "pearl-operator", "pearl", {}),
         (kinds.POD, "t-borrower-0", "trainers", borrowed),
-        (kinds.SECRET, "t-loan", "trainers", borrowed),
+        (kinds.SECRET, "t-loan", "trainers", {"pearl.dev/loan": "t"}),
+        (kinds.SECRET, "other-loan", "trainers", {"pearl.dev/loan": "other"}),
         (kinds.POD, "of-another-release", "trainers", elsewhere),
         (kinds.SECRET, "of-the-user", "pearl", {}),
         (kinds.ROLLOUT, "r", "pearl", {}),
-        (kinds.LOAN, "t", "trainers", {}),
+        (kinds.LOAN, "t", "trainers", {"pearl.dev/rollout-namespace": "pearl"}),
+        (kinds.LOAN, "other", "trainers", {"pearl.dev/rollout-namespace": "another-release"}),
     ):
         kube.objects[kind.plural, namespace, name] = {
             "metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}", "labels": own}
         }
     deleted = await Uninstall(kube, kube, SETTINGS).run()  # type: ignore[arg-type]
     assert deleted == 7
-    assert kube.names() == {"pearl-operator", "of-another-release", "of-the-user", "r", "t"}
+    assert kube.names() == {
+        *("pearl-operator", "of-the-user", "r", "t"),
+        *("of-another-release", "other-loan", "other"),
+    }
     assert ("leases", "pearl", "pearl-operator") not in kube.objects
     assert kube.log[0] == "replicas 0"  # else the operator would make everything anew

@@ -17,7 +17,7 @@ T = 1_800_000_000.0
 
 
 def enrolled() -> GPULoanStatus:
-    return record.enrolled(GPULoanStatus(), [LoanSlot(pod="b-0"), LoanSlot(pod="b-1")])
+    return record.enrolled(GPULoanStatus(), [LoanSlot(pod="b-0"), LoanSlot(pod="b-1")], gpus=2)
 
 
 def agent(phase: WorkerPhase, *, epoch: int = 1, granted: bool = True, free: bool | None = True) -> WorkerState:
@@ -114,8 +114,8 @@ def test_epochs_only_grow_and_survive_deregistering() -> None:
         record.granting(granted(), 1, now=T)
     gone = record.deregistered(granted())
     assert (gone.phase, gone.slots) == (LoanPhase.DEREGISTERED, [])
-    back = record.enrolled(gone, [LoanSlot(pod="b-0")])
-    assert (back.phase, back.epoch) == (LoanPhase.IDLE, 1)
+    back = record.enrolled(gone, [LoanSlot(pod="b-0")], gpus=1)
+    assert (back.phase, back.epoch, back.gpus) == (LoanPhase.IDLE, 1, 1)
 
 
 def test_only_the_last_five_loans_are_kept() -> None:
