@@ -12,6 +12,7 @@ from pearl_api.loan import LoanPhase
 from pearl_operator import kinds
 from pearl_operator.errors import OperatorError
 from pearl_operator.loans import record
+from pearl_operator.loans.world import COOL_SECONDS
 from pearl_operator.resources.worker import shape_hash
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ log = logging.getLogger("pearl.loans")
 
 STATE_SECONDS: Final = 1.0
 """How long all agents of a loan together may take to tell their state."""
-COOL_SECONDS: Final = 1.0
 OFFER_LAPSE_SECONDS: Final = 10.0
 """An offer that the trainer's SDK has not repeated for so long is over."""
 TRAINER_SECONDS: Final = 15.0
@@ -49,7 +49,8 @@ class Follower:
         """The trainer says what the agents answered."""
         loan = self.world.fresh(loan)
         status = record.reclaimed(loan.status, notice, now=self.world.clock.now())
-        return await self._write_and_wake(loan, status)
+        memory = self.world.memory((loan.namespace, loan.name))
+        return await self._write_and_wake(loan, self._with_time(status, memory))
 
     async def _write_and_wake(self, loan: LoanFact, status: GPULoanStatus) -> LoanFact:
         loan = await self.world.store.write(loan, status)

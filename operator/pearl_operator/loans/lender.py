@@ -18,7 +18,7 @@ from pearl_operator.errors import OperatorError
 from pearl_operator.loans import record
 from pearl_operator.loans.facts import Waiting
 from pearl_operator.loans.problems import LoanReason
-from pearl_operator.loans.world import KILL_SECONDS, Offer, lease_seconds
+from pearl_operator.loans.world import COOL_SECONDS, KILL_SECONDS, Offer, lease_seconds
 
 if TYPE_CHECKING:
     from pearl_api.wire.loans import LendRequest
@@ -54,7 +54,7 @@ class Lender:
 
     async def _lend(self, loan: LoanFact, request: LendRequest, memory: Memory) -> LendAnswer:
         epoch = max(loan.status.epoch, request.after_epoch) + 1
-        refusal = self._not_now(loan)
+        refusal = self._not_now(loan, memory)
         if refusal is None:
             granted, reason = await self._ask(loan, request, epoch, memory)
             refusal = None if granted else reason
@@ -62,13 +62,20 @@ class Lender:
             return await self._refuse(loan, request, refusal)
         return await self._grant(loan, request, epoch)
 
-    def _not_now(self, loan: LoanFact) -> str | None:
+    def _not_now(self, loan: LoanFact, memory: Memory) -> str | None:
         """Why no planner needs to be asked; None where it does."""
-        if loan.status.phase in record.RETURNING:
+        if loan.status.phase in record.RETURNING and not self._cooled(loan, memory):
             return LoanReason.COOLING_DOWN
         pods = self.world.store.borrowers(loan)
         up = [pod for pod in pods if pod.running and not pod.deleting and pod.address.ip]
         return None if pods and len(up) == len(pods) else LoanReason.BORROWERS_STARTING
+
+    def _cooled(self, loan: LoanFact, memory: Memory) -> bool:
+        """The cool-down is over, though no look has recorded that yet."""
+        if loan.status.phase is not LoanPhase.COOLING_DOWN:
+            return False
+        since = memory.cooling_since
+        return since is None or self.world.clock.monotonic() - since >= COOL_SECONDS
 
     async def _ask(self, loan: LoanFact, request: LendRequest, epoch: int, memory: Memory) -> tuple[bool, str]:
         future: asyncio.Future[tuple[bool, str]] = asyncio.get_running_loop().create_future()
@@ -98,7 +105,8 @@ class Lender:
             now=self.world.clock.now(),
         )
         # While GPUs come back the phase says so; the offer shows when they have.
-        return loan if loan.status.phase in record.RETURNING else await self.world.store.write(loan, status)
+        waits = reason == LoanReason.COOLING_DOWN
+        return loan if waits else await self.world.store.write(loan, status)
 
     async def _grant(self, loan: LoanFact, request: LendRequest, epoch: int) -> LendAnswer:
         now = self.world.clock.now()

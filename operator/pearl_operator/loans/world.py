@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 KILL_SECONDS: Final = 2.0
 """Least time an agent keeps for killing its engine before a hard deadline."""
+COOL_SECONDS: Final = 1.0
+"""Between the end of a reclaim and the next grant."""
 
 
 @dataclass(slots=True)

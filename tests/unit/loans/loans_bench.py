@@ -32,7 +32,7 @@ from pearl_trainer.gpus import MemoryProbe
 from pearl_trainer.settings import Settings as TrainerSettings
 from pearl_worker import api as worker_api
 from pearl_worker.engine import Engine
-from pearl_worker.lender import Lender
+from pearl_worker.loan import Loan
 from pearl_worker.ports import GateState
 from pearl_worker.settings import from_env as worker_settings
 from pearl_worker.worker import Worker
@@ -284,8 +284,8 @@ class BorrowerPod:
 
     def _start(self) -> None:
         self.settings.state_directory.mkdir(parents=True, exist_ok=True)
-        lender = Lender(self.device, self.settings.state_directory / "loan.json", self.settings.memory_allowance_bytes)
-        self.worker = Worker(self.settings, Engine(self.settings, self.engine), NoWeights(), lender)
+        loan = Loan(self.device, self.settings.state_directory / "loan.json", self.settings.memory_allowance_bytes)
+        self.worker = Worker(self.settings, Engine(self.settings, self.engine), NoWeights(), loan)
         clock = asyncio.get_running_loop().time
         self.app = worker_api.build_api(self.worker, self.tokens, clock)
         self._task = asyncio.create_task(self.worker.run())

@@ -187,6 +187,21 @@ async def test_a_grant_is_answered_within_a_tenth_of_a_second(bench: Bench) -> N
     await client.close()
 
 
+async def test_after_a_reclaim_there_is_a_short_cool_down_and_no_longer_one(bench: Bench) -> None:
+    client = bench.client()
+    loan = await client.register(rollout="swe", lend=False)
+    await bench.until(lambda: len(bench.pods) == 2)
+    await loan.lend()
+    await bench.until(lambda: bench.status()["phase"] == "Serving")
+    await loan.reclaim()
+    assert (await loan.lend()).reason == "CoolingDown"
+    await loan.reclaim()
+    await asyncio.sleep(1.1)
+    assert (await loan.lend()).granted
+    await loan.close()
+    await client.close()
+
+
 async def test_one_agent_that_refuses_refuses_the_whole_loan(bench: Bench) -> None:
     client = bench.client()
     loan = await client.register(rollout="swe", lend=False)

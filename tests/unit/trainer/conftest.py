@@ -13,7 +13,7 @@ import pytest
 from pearl_trainer.async_client import AsyncPearlClient
 from pearl_trainer.gpus import MemoryProbe
 from pearl_trainer.settings import Settings
-from pearl_worker.loan import Fence, FencedError
+from pearl_worker.fence import Fence, FencedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
