@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FIRST_SLOT: Final = 1000
 """Borrowers are numbered from here, so that they never meet a slot of the planner's own."""
-_HOSTNAME: Final = "kubernetes.io/hostname"
+HOSTNAME_LABEL: Final = "kubernetes.io/hostname"
 
 
 def loan_object(enrolment: Enrolment) -> Object:
@@ -74,8 +74,10 @@ def secret_object(loan: LoanFact, root_key: str) -> Object:
     }
 
 
-def borrower_pod(loan: LoanFact, rollout: RolloutFact, *, index: int, slot: int) -> Object:
+def borrower_pod(loan: LoanFact, rollout: RolloutFact, *, index: int, slot: int, hostname: str) -> Object:
     """Borrower number `index` of a loan, numbered `slot` among the rollout's workers.
+
+    `hostname` is the node's label of that name, by which the pod is pinned.
 
     Raises:
         ValueError: the rollout cannot be read.
@@ -98,7 +100,7 @@ def borrower_pod(loan: LoanFact, rollout: RolloutFact, *, index: int, slot: int)
         "env": [{"name": name, "value": value} for name, value in environment.items()],
     }
     # Not spec.nodeName: that would go around the scheduler and its checks.
-    return merge(pod, {"spec": {"containers": [container], "nodeSelector": {_HOSTNAME: loan.spec.node}}})
+    return merge(pod, {"spec": {"containers": [container], "nodeSelector": {HOSTNAME_LABEL: hostname}}})
 
 
 def _metadata(loan: LoanFact, rollout: RolloutFact, index: int, slot: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from pearl_api.loan import LoanPhase
-from pearl_operator.errors import OperatorError
+from pearl_operator.errors import OperatorError, Unavailable
 from pearl_operator.loans import api
 from pearl_operator.loans.enroller import Enroller
 from pearl_operator.loans.facts import to_planner_loans
@@ -64,6 +64,7 @@ class LoanService:
         self._enroller = Enroller(self._world)
         self._lender = Lender(self._world)
         self._follower = Follower(self._world)
+        self._open = False
 
     def router(self) -> APIRouter:
         """The loan API over HTTP."""
@@ -71,11 +72,18 @@ class LoanService:
 
     async def register(self, request: RegisterRequest, token: str) -> RegisterAnswer:
         """Enrols the pod that the token is bound to; raises LoanProblem where it may not lend."""
+        self._check_open()
         return await self._enroller.register(request, token)
 
     async def authorise(self, namespace: str, name: str, token: str) -> LoanFact:
         """The loan whose token this is; raises LoanProblem where there is none or it is another's."""
+        self._check_open()
         return await self._enroller.authorise(namespace, name, token)
+
+    def _check_open(self) -> None:
+        # An index that is still empty knows no rollout and no loan, which is no reason to refuse a trainer for good.
+        if not self._open:
+            raise Unavailable("the operator is starting, or waits for its Lease: try again", seconds=2.0)
 
     async def lend(self, loan: LoanFact, request: LendRequest) -> LendAnswer:
         """Grants or refuses the offered GPUs; a repeated request is answered alike."""
@@ -123,7 +131,8 @@ class LoanService:
         await self._follower.sync(rollout)
 
     async def run(self) -> None:
-        """For ever: ends the loans of rollouts that are gone, which have no loop any more."""
+        """For ever, once the index is filled: answers trainers, and ends the loans of rollouts that are gone."""
+        self._open = True
         while True:
             await self._world.clock.sleep(PRUNE_SECONDS)
             try:

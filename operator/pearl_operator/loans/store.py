@@ -103,7 +103,10 @@ class Store:
         return self.borrowers(loan)
 
     async def _create_borrower(self, loan: LoanFact, rollout: RolloutFact, index: int, slot: int) -> None:
-        body = borrowers.borrower_pod(loan, rollout, index=index, slot=slot)
+        node = self.index.nodes.get(loan.spec.node)
+        labels = dict(node.labels) if node is not None else {}
+        hostname = labels.get(borrowers.HOSTNAME_LABEL, loan.spec.node)
+        body = borrowers.borrower_pod(loan, rollout, index=index, slot=slot, hostname=hostname)
         try:
             stored = await self.kube.create(kinds.POD, body)
         except AlreadyExists:

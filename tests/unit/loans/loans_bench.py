@@ -499,7 +499,8 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     spec = PearlRolloutSpec.model_validate(SPEC).model_dump(mode="json", by_alias=True, exclude_none=True)
     kube.store(kinds.ROLLOUT, {"metadata": {"name": "swe", "namespace": "pearl", "generation": 1}, "spec": spec})
     kube.store(kinds.POD, trainer_pod())
-    loop = asyncio.create_task(bench.loop())
+    works = [asyncio.create_task(bench.loop()), asyncio.create_task(service.run())]
     yield bench
-    loop.cancel()
-    await asyncio.gather(loop, *stopping, *(pod.stop() for pod in pods.values()), return_exceptions=True)
+    for work in works:
+        work.cancel()
+    await asyncio.gather(*works, *stopping, *(pod.stop() for pod in pods.values()), return_exceptions=True)

@@ -138,13 +138,13 @@ def test_a_borrower_holds_no_gpu_of_its_own_and_belongs_to_the_trainer() -> None
     made = enrolment(["GPU-a", "GPU-b"])
     template = {"spec": {"runtimeClassName": "nvidia", "nodeSelector": {"kubernetes.io/hostname": "elsewhere"}}}
     borrowing = {"reserved": {"gpus": 1}, "borrowed": {"maxGpus": 4, "podTemplate": template}}
-    pod = borrower_pod(loan(made), rollout(capacity=borrowing), index=1, slot=1003)
+    pod = borrower_pod(loan(made), rollout(capacity=borrowing), index=1, slot=1003, hostname="host-1")
     container = pod["spec"]["containers"][0]
     environment = {item["name"]: item.get("value") for item in container["env"]}
     assert "resources" not in container
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "GPU-b"
     assert (environment["PEARL_LOAN_NAMESPACE"], environment["PEARL_LOAN_NAME"]) == ("ml", "trainer-0")
-    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/hostname": "node-1"}
+    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/hostname": "host-1"}
     assert pod["spec"]["runtimeClassName"] == "nvidia"
     assert (pod["metadata"]["namespace"], pod["metadata"]["name"]) == ("ml", "trainer-0-borrower-1")
     owners = [(owner["kind"], owner["uid"], owner["controller"]) for owner in pod["metadata"]["ownerReferences"]]

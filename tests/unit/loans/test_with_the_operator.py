@@ -146,7 +146,7 @@ class Cluster:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def loan(self) -> Any:
-        return self.kube.objects["gpuloans", "ml", "trainer-0"].get("status", {})
+        return self.kube.objects.get(("gpuloans", "ml", "trainer-0"), {}).get("status", {})
 
     def rollout(self) -> Any:
         return self.kube.objects["pearlrollouts", "rl", "swe"].get("status", {})
@@ -218,4 +218,17 @@ async def test_a_deleted_rollout_takes_its_borrowers_along(cluster: Cluster, cli
     cluster.kube.remove(kinds.ROLLOUT, "swe", "rl")
     await cluster.until(lambda: cluster.loan()["phase"] == "Deregistered")
     await cluster.until(lambda: not [body for body in cluster.kube.of(kinds.POD) if "loan" in str(body["metadata"])])
+    await loan.close()
+
+
+async def test_an_operator_that_has_not_looked_yet_refuses_no_trainer_for_good(
+    cluster: Cluster, client: AsyncPearlClient
+) -> None:
+    await cluster.start()
+    cluster._tasks[1].cancel()  # the loan service has not begun
+    cluster.loans._open = False
+    loan = await client.register(rollout="swe")
+    assert loan.registration is None
+    cluster._tasks.append(asyncio.create_task(cluster.loans.run()))
+    await cluster.until(lambda: loan.lent)
     await loan.close()
