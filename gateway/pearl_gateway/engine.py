@@ -7,6 +7,7 @@ Wire: `POST /inference/v1/generate` (needs `--enable-scale-out`), `/v1/.../rende
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -24,6 +25,7 @@ _DEFAULT_VERSION = "default"
 """What the engine calls weights that nobody labelled: version 0, the model as it was started."""
 _TEXT_SECONDS = 30.0
 _PROBE_SECONDS = 2.0
+_DRAIN_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,14 @@ class EngineClient:
     """Calls engines and agents by URL with this rollout's tokens."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, engine_token: str | None, agent_token: str | None = None
+        self,
+        session: aiohttp.ClientSession,
+        engine_token: str | None,
+        agent_token: str | None = None,
+        connect_seconds: float = 2.0,
     ) -> None:
         self._session = session
+        self._connect = connect_seconds
         self._engine = {"Authorization": f"Bearer {engine_token}"} if engine_token else {}
         self._agent = {"Authorization": f"Bearer {agent_token}"} if agent_token else {}
 
@@ -90,12 +97,11 @@ class EngineClient:
             EngineError: see `pearl_gateway.errors`; the chunks yielded before it are valid.
         """
         deadline = asyncio.get_running_loop().time() + first_seconds
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=None)
         try:
             async with asyncio.timeout_at(deadline):
-                response = await self._session.post(
-                    url + "/inference/v1/generate", json={**body, "stream": True}, headers=self._engine, timeout=timeout
-                )
+                response = await self._open_stream(url, {**body, "stream": True}, on_open)
+        except aiohttp.ConnectionTimeoutError as error:
+            raise EngineUnreachableError(f"{url}: {error!r}") from error
         except TimeoutError:
             raise EngineStalledError(f"{url}: no answer within {first_seconds:.1f} s") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -110,6 +116,25 @@ class EngineClient:
             raise EngineUnreachableError(f"{url}: {error!r}") from error
         finally:
             response.close()
+
+    async def _open_stream(
+        self, url: str, body: dict[str, Any], on_open: Callable[[Callable[[], None]], None]
+    ) -> aiohttp.ClientResponse:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._connect)
+        path = url + "/inference/v1/generate"
+        call = asyncio.ensure_future(self._session.post(path, json=body, headers=self._engine, timeout=timeout))
+
+        def lose() -> None:
+            call.cancel()
+
+        on_open(lose)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise EngineUnreachableError(f"{url}: the worker is gone") from None
 
     async def prefill(self, url: str, body: dict[str, Any], seconds: float) -> Prefilled:
         """Compute the prompt's KV and keep it for another worker to fetch.
@@ -132,11 +157,13 @@ class EngineClient:
         Raises:
             EngineError: refused, unreachable, or not done within `seconds`.
         """
-        timeout = aiohttp.ClientTimeout(total=seconds)
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect)
         try:
             async with self._session.post(url + path, json=body, headers=self._engine, timeout=timeout) as response:
                 await _check(response, url)
                 return json.loads(await response.read())
+        except aiohttp.ConnectionTimeoutError as error:
+            raise EngineUnreachableError(f"{url}{path}: {error!r}") from error
         except TimeoutError:
             raise EngineStalledError(f"{url}{path}: no answer within {seconds:.1f} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -221,7 +248,15 @@ async def _read(
         deadline = loop.time() + stall_seconds
         yield chunk
         if chunk.finish_reason is not None:
+            await _drain(response)
             return
+
+
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Read the end mark, so that the connection can be used again; not worth waiting for."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            await response.content.read()
 
 
 def _merge(events: list[bytes], url: str) -> Chunk | None:

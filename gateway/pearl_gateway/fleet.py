@@ -64,9 +64,15 @@ class Worker:
 class Fleet:
     """All workers by pod UID; `clock` gives monotonic seconds."""
 
-    def __init__(self, clock: Callable[[], float], on_eject: Callable[[Worker], None] | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        on_eject: Callable[[Worker], None] | None = None,
+        on_unready: Callable[[Worker], None] | None = None,
+    ) -> None:
         self._clock = clock
         self._on_eject = on_eject
+        self._on_unready = on_unready
         self._changed = asyncio.Event()
         self._bad_links: dict[tuple[str, str], tuple[float, float]] = {}
         self.workers: dict[str, Worker] = {}
@@ -91,6 +97,8 @@ class Fleet:
                 worker.first_token_in_role_seconds = None
             if before.url != facts.url:
                 self._lose(worker)
+            elif before.ready and not facts.ready and self._on_unready is not None:
+                self._on_unready(worker)
         else:
             return
         self.notify()
@@ -121,6 +129,11 @@ class Fleet:
             worker.ejected = True
             if self._on_eject is not None:
                 self._on_eject(worker)
+
+    def abandon(self, worker: Worker) -> None:
+        """It does not answer: break the calls on it and route nothing there until it does."""
+        self.eject(worker)
+        self._lose(worker)
 
     def restore(self, worker: Worker) -> None:
         """It answers again: back in service, slowly."""

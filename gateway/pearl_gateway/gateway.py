@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pearl_gateway.batches import Batches
 from pearl_gateway.engine import EngineClient
@@ -20,7 +20,7 @@ from pearl_gateway.text import TextService
 from pearl_gateway.turn import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     import aiohttp
 
@@ -67,8 +67,8 @@ class Gateway:
         self.membership_known = False
         self.tally = Tally()
         self.routing = Routing(settings.local_append_tokens, None, settings.max_staleness)
-        self.engine = EngineClient(session, settings.tokens.engine, settings.tokens.agent)
-        self.fleet = Fleet(clock, on_eject=self._probe)
+        self.engine = EngineClient(session, settings.tokens.engine, settings.tokens.agent, settings.limits.connect)
+        self.fleet = Fleet(clock, on_eject=self._probe, on_unready=self._doubt)
         self.text = TextService(self.fleet, self.engine, clock, settings.limits.queue)
         self.batches = Batches(wall, storage)
         self.recorder = Recorder(self.tally, storage, clock, storage.read_profile() if storage is not None else None)
@@ -190,9 +190,20 @@ class Gateway:
         return [one for one in self.sessions.live.values() if one.traffic == "train" and not one.ephemeral]
 
     def _probe(self, worker: Worker) -> None:
-        task = asyncio.get_running_loop().create_task(self._probe_until_back(worker))
+        self._start_probe(self._probe_until_back(worker))
+
+    def _doubt(self, worker: Worker) -> None:
+        self._start_probe(self._probe_once(worker))
+
+    def _start_probe(self, probe: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(probe)
         self._probes.add(task)
         task.add_done_callback(self._probes.discard)
+
+    async def _probe_once(self, worker: Worker) -> None:
+        """It is not ready any more: if it does not even answer, calls on it would only wait for their deadlines."""
+        if worker.facts.url is None or not await self.engine.healthy(worker.facts.url):
+            self.fleet.abandon(worker)
 
     async def _probe_until_back(self, worker: Worker) -> None:
         tries = 0

@@ -7,14 +7,12 @@ with prompt + what was generated, never a token. A turn ends with its whole answ
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from contextlib import aclosing
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from pearl_api.names import Activity
 from pearl_api.wire.gateway import SegmentReason
-from pearl_gateway.engine import Span
+from pearl_gateway.draft import Draft, engine_request, room
 from pearl_gateway.errors import (
     EngineClosedError,
     EngineRefusedError,
@@ -25,7 +23,6 @@ from pearl_gateway.errors import (
 )
 from pearl_gateway.groups import Groups
 from pearl_gateway.router import Ask, Route, choose
-from pearl_gateway.trajectory import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +37,8 @@ if TYPE_CHECKING:
 _CLOSED_SECONDS = 0.25
 _RETRY_SECONDS = (0.0, 0.05, 0.2, 0.5, 1.0)
 """Pauses before the next try while tries bring no token; the last one repeats."""
+_MOST_LOST = 6
+"""Workers that may fail on one turn, one after the other and without a token, before it is given back."""
 _STATE_SECONDS = 0.5
 _PRIME_SECONDS = 10.0
 """Longest wait of a group's members for the one that computes their prompt."""
@@ -49,6 +48,37 @@ _STUCK_AFTER = 3
 
 class _HandoffFailed(Exception):  # noqa: N818 - a reason to go elsewhere, not an error anybody reports
     """The KV did not get across, or must not be used."""
+
+
+class _Tries:
+    """What became of the tries of one turn."""
+
+    def __init__(self, now: float) -> None:
+        self.excluded: frozenset[str] = frozenset()
+        self._fruitless = 0
+        self._lost = 0
+        self._progress_at = now
+
+    def pause(self) -> float:
+        """Seconds before the next try."""
+        return _RETRY_SECONDS[min(self._fruitless, len(_RETRY_SECONDS) - 1)]
+
+    def note(self, route: Route, reason: SegmentReason, now: float, *, progress: bool) -> None:
+        """A try ended without the whole answer."""
+        self.excluded = frozenset({route.worker} | ({route.prefill} if route.prefill else set()))
+        if progress:
+            self._fruitless, self._lost, self._progress_at = 0, 0, now
+        else:
+            self._fruitless += 1
+            self._lost += reason is SegmentReason.WORKER_LOST
+
+    def check(self, now: float, longest_seconds: float) -> None:
+        """Raise GatewayError (retryable) when it makes no sense to go on."""
+        if self._lost >= _MOST_LOST:
+            # It may be the request itself that kills engines: it must not go round the whole fleet.
+            raise try_later("WorkerLost", f"{self._lost} workers in a row failed on this turn", 5.0)
+        if now - self._progress_at > longest_seconds:
+            raise try_later("NoProgress", f"no worker answered within {longest_seconds:.0f} s", 5.0)
 
 
 class Runner:
@@ -79,7 +109,8 @@ class Runner:
 
     async def run(self, trajectory: Trajectory, turn: Turn) -> None:
         """Complete `turn`, or give it an error. Cancelling it stops the engine at once; what came stays."""
-        primes = not trajectory.ids and await self._groups.wait_or_prime(trajectory.group, _PRIME_SECONDS)
+        with self._tally.queued():
+            primes = not trajectory.ids and await self._groups.wait_or_prime(trajectory.group, _PRIME_SECONDS)
         try:
             await self._run(trajectory, turn)
         finally:
@@ -87,30 +118,39 @@ class Runner:
                 self._groups.primed(trajectory.group)
 
     async def _run(self, trajectory: Trajectory, turn: Turn) -> None:
-        excluded: frozenset[str] = frozenset()
-        fruitless = 0
         turn.error = None
-        while not turn.complete:
-            if _room(turn, self._limits.max_model_len) <= 0:
-                turn.finish_reason = "length"
-                break
-            before = len(turn.token_ids)
-            try:
-                route = await self._wait_for_route(trajectory, turn, excluded)
-                await asyncio.sleep(_RETRY_SECONDS[min(fruitless, len(_RETRY_SECONDS) - 1)])
-                reason = await self._serve(trajectory, turn, route)
-            except GatewayError as error:
-                turn.error = error
-                break
-            except EngineRefusedError as error:
-                turn.error = _refused(error)
-                break
-            if reason is SegmentReason.COMPLETE:
-                break
-            excluded = frozenset({route.worker} | ({route.prefill} if route.prefill else set()))
-            fruitless = 0 if len(turn.token_ids) > before else fruitless + 1
-            self._tally.resumes += 1
+        try:
+            await self._complete(trajectory, turn)
+        except GatewayError as error:
+            turn.error = error
+        except EngineRefusedError as error:
+            turn.error = GatewayError(error.status, "Refused", str(error))
         turn.ended_at = self._clock()
+
+    async def _complete(self, trajectory: Trajectory, turn: Turn) -> None:
+        """Try route after route until the answer is whole.
+
+        Raises:
+            GatewayError: nothing serves it (retryable).
+            EngineRefusedError: the request itself is wrong.
+        """
+        tries = _Tries(self._clock())
+        while not turn.complete:
+            if room(turn, self._limits.max_model_len) <= 0:
+                turn.finish_reason = "length"
+                return
+            await asyncio.sleep(tries.pause())
+            # Nothing is awaited between choice and counting, so that a burst does not choose one worker.
+            route = await self._wait_for_route(trajectory, turn, tries.excluded)
+            before = len(turn.token_ids)
+            reason = await self._serve(trajectory, turn, route)
+            if reason is SegmentReason.COMPLETE:
+                return
+            progress = len(turn.token_ids) > before
+            if progress or reason is not SegmentReason.DRAINED:
+                self._tally.resumes += 1
+            tries.note(route, reason, self._clock(), progress=progress)
+            tries.check(self._clock(), self._limits.queue)
 
     def forget_group(self, group: str) -> None:
         """The group is over; nobody will ask for its prompt again."""
@@ -150,7 +190,7 @@ class Runner:
         if worker is None or (route.prefill and prefill is None):
             return SegmentReason.WORKER_LOST
         turn.route = route.kind
-        draft = _Draft(trajectory, turn, worker, prefill)
+        draft = Draft(trajectory, turn, worker, prefill)
         try:
             await self._generate(trajectory, turn, draft)
             reason = await self._after_abort(worker) if turn.finish_reason is None else SegmentReason.COMPLETE
@@ -171,9 +211,9 @@ class Runner:
         draft.end(reason)
         return reason
 
-    async def _generate(self, trajectory: Trajectory, turn: Turn, draft: _Draft) -> None:
+    async def _generate(self, trajectory: Trajectory, turn: Turn, draft: Draft) -> None:
         worker = draft.worker
-        body = _engine_request(turn, self._limits.max_model_len)
+        body = engine_request(turn, self._limits.max_model_len)
         prompt_tokens = len(body["token_ids"])
         uncached = prompt_tokens - (trajectory.cached_tokens if trajectory.home == worker.facts.uid else 0)
         # The decode slot is taken before the prefill starts, so that its KV does not wait for one.
@@ -185,7 +225,7 @@ class Runner:
             await self._stream(draft, body, busy)
             trajectory.cached_tokens = prompt_tokens + len(turn.token_ids) - draft.start
 
-    async def _hand_off(self, body: dict[str, Any], prefill: Worker, draft: _Draft) -> None:
+    async def _hand_off(self, body: dict[str, Any], prefill: Worker, draft: Draft) -> None:
         """Prefill elsewhere and put the KV's address into `body`.
 
         Raises:
@@ -224,7 +264,7 @@ class Runner:
             state = await self._engine.agent_state(worker.facts.agent_url, _STATE_SECONDS)
             worker.weight_version = state.get("weightVersion") if state is not None else None
 
-    async def _stream(self, draft: _Draft, body: dict[str, Any], busy: Busy) -> None:
+    async def _stream(self, draft: Draft, body: dict[str, Any], busy: Busy) -> None:
         turn, url = draft.turn, draft.worker.facts.url
         if url is None:
             raise EngineUnreachableError("the worker has no address any more")
@@ -251,7 +291,7 @@ class Runner:
                 await self._handoff_stalled(draft)
             raise
 
-    async def _watch_stops(self, draft: _Draft, body: dict[str, Any]) -> StopWatch | None:
+    async def _watch_stops(self, draft: Draft, body: dict[str, Any]) -> StopWatch | None:
         if not draft.start or not draft.turn.sampling.get("stop"):
             return None
         # From the first resume on, stop strings may cross the seam: they are found in the joined text instead.
@@ -260,7 +300,7 @@ class Runner:
         await stops.begin()
         return stops
 
-    def _first_token_by(self, draft: _Draft) -> float:
+    def _first_token_by(self, draft: Draft) -> float:
         """Seconds until the first token must be there; raises _HandoffFailed if the KV is too old to be sent."""
         if not draft.kv_sent or draft.prefill is None:
             return self._limits.stall
@@ -270,7 +310,7 @@ class Runner:
             raise _HandoffFailed
         return self._limits.fetch_by(borrowed=borrowed, age=age)
 
-    def _first_chunk(self, turn: Turn, draft: _Draft, busy: Busy) -> None:
+    def _first_chunk(self, turn: Turn, draft: Draft, busy: Busy) -> None:
         draft.first = False
         self._groups.primed(draft.trajectory.group)
         if draft.trajectory.first_version is None:
@@ -283,7 +323,7 @@ class Runner:
             self._fleet.mend_link(draft.prefill, draft.worker)
             self._stuck.pop(draft.worker.facts.uid, None)
 
-    def _final_chunk(self, draft: _Draft, chunk: Chunk) -> None:
+    def _final_chunk(self, draft: Draft, chunk: Chunk) -> None:
         turn = draft.turn
         if chunk.spans:
             draft.worker.weight_version = chunk.spans[-1].version
@@ -292,7 +332,7 @@ class Runner:
         if chunk.finish_reason != "abort":
             turn.finish_reason, turn.stop_reason = chunk.finish_reason, chunk.stop_reason
 
-    def _mixed(self, draft: _Draft) -> None:
+    def _mixed(self, draft: Draft) -> None:
         """The decode worker got new weights between the check and the request: KV of v was used under v'."""
         self._tally.mixed_versions += 1
         self._tally.handoff_failures += 1
@@ -302,7 +342,7 @@ class Runner:
         draft.turn.cut(draft.start)
         raise _HandoffFailed
 
-    async def _handoff_stalled(self, draft: _Draft) -> None:
+    async def _handoff_stalled(self, draft: Draft) -> None:
         """The decode worker could not fetch the KV in time although both look healthy."""
         self._tally.handoff_failures += 1
         assert draft.prefill is not None  # noqa: S101 - the caller checked; this is for the type checker
@@ -315,7 +355,7 @@ class Runner:
             await self._engine.report(draft.worker.facts.agent_url, "stuckTransfers", detail)
         raise _HandoffFailed
 
-    def _remember(self, trajectory: Trajectory, draft: _Draft) -> None:
+    def _remember(self, trajectory: Trajectory, draft: Draft) -> None:
         if trajectory.first_version is None and self._measured_from() == "Dispatch":
             trajectory.first_version = draft.worker.weight_version
         if trajectory.home != draft.worker.facts.uid:
@@ -336,98 +376,3 @@ class Runner:
             if wanted is not None and wanted != worker.weight_version:
                 return SegmentReason.WEIGHTS_UPDATED
         return SegmentReason.DRAINED if facts.activity is not Activity.ACTIVE else SegmentReason.WEIGHTS_UPDATED
-
-
-class _Draft:
-    """One call of a turn to a worker while it runs, and the piece of the answer that it brings."""
-
-    __slots__ = (
-        "called",
-        "closers",
-        "first",
-        "handed_at",
-        "kv_sent",
-        "kv_version",
-        "lost",
-        "prefill",
-        "spans",
-        "start",
-        "trajectory",
-        "turn",
-        "version_before",
-        "worker",
-    )
-
-    def __init__(self, trajectory: Trajectory, turn: Turn, worker: Worker, prefill: Worker | None) -> None:
-        self.trajectory = trajectory
-        self.turn = turn
-        self.worker = worker
-        self.prefill = prefill
-        self.called = prefill or worker
-        self.start = len(turn.token_ids)
-        self.first = True
-        self.lost = False
-        self.handed_at = 0.0
-        self.kv_sent = False
-        self.kv_version: int | None = None
-        self.version_before = worker.weight_version
-        self.spans: list[Span] | None = None
-        self.closers: list[Callable[[], object]] = []
-
-    def lose(self) -> None:
-        """A worker of this call is gone: break whatever waits for it."""
-        self.lost = True
-        for close in self.closers:
-            close()
-
-    def add(self, chunk: Chunk) -> None:
-        """Tokens arrived."""
-        if chunk.spans is not None:
-            self.spans = chunk.spans
-        self.turn.add(chunk)
-
-    def end(self, reason: SegmentReason) -> None:
-        """Write the piece into the turn, unless nothing came."""
-        end = len(self.turn.token_ids)
-        if end == self.start:
-            return
-        if self.spans:
-            spans = [Span(one.version, one.start + self.start, min(one.end + self.start, end)) for one in self.spans]
-        else:
-            # The engine died before it told; a weight update would have ended the call otherwise.
-            known = self.version_before if self.version_before == self.worker.weight_version else None
-            spans = [Span(known, self.start, end)]
-        pod = self.worker.facts.pod
-        prefill_pod = self.prefill.facts.pod if self.prefill is not None else None
-        kept = tuple(span for span in spans if span.start < span.end)
-        self.turn.pieces.append(Piece(pod, prefill_pod, kept, self.start, end, reason))
-
-
-def _engine_request(turn: Turn, max_model_len: int) -> dict[str, Any]:
-    """The engine's request for what is still missing of the answer."""
-    done = len(turn.token_ids)
-    sampling = dict(turn.sampling)
-    sampling["max_tokens"] = _room(turn, max_model_len)
-    if sampling.get("min_tokens"):
-        sampling["min_tokens"] = max(0, sampling["min_tokens"] - done)
-    if sampling.get("logprobs") is None and turn.keep_logprobs:
-        sampling["logprobs"] = 0
-    if done and sampling.get("seed") is not None:
-        sampling["seed"] = derived_seed(sampling["seed"], len(turn.pieces))
-    return {**turn.extra, "token_ids": turn.prompt + turn.token_ids, "sampling_params": sampling}
-
-
-def _room(turn: Turn, max_model_len: int) -> int:
-    """Tokens that the answer may still grow by."""
-    room = max_model_len - len(turn.prompt)
-    wanted = turn.sampling.get("max_tokens")
-    return int(room if wanted is None else min(wanted, room)) - len(turn.token_ids)
-
-
-def derived_seed(seed: int, segment: int) -> int:
-    """The seed of a resumed segment: the same one would repeat the draws that were already used."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{segment}".encode()).digest()[:4]) & 0x7FFFFFFF
-
-
-def _refused(error: EngineRefusedError) -> GatewayError:
-    return GatewayError(error.status or HTTPStatus.BAD_REQUEST, "Refused", str(error))

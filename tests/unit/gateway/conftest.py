@@ -73,6 +73,8 @@ class FakeEngine:
     version_after_abort: int = 0
     stall_after: int | None = None
     refuse: bool = False
+    broken: bool = False
+    mute: bool = False
     gate_closed: bool = False
     tokens_per_chunk: int = 1
     pause: float = 0.0
@@ -105,7 +107,7 @@ class FakeEngine:
             await runner.cleanup()
 
     async def health(self, _request: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=503 if self.mute else 200)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -114,6 +116,8 @@ class FakeEngine:
             return web.json_response(
                 {"error": {"message": "bad token", "type": "BadRequestError", "code": 400}}, status=400
             )
+        if self.broken:
+            return web.Response(status=500)
         if self.gate_closed:
             return web.json_response({"error": {"message": "closed"}}, status=503, headers={"x-pearl-gate": "closed"})
         kv = body.get("kv_transfer_params")
@@ -259,7 +263,13 @@ class Bench:
         return engine
 
     def place(
-        self, engine: FakeEngine, role: Role = Role.COLOCATED, epoch: int = 0, activity: Activity = Activity.ACTIVE
+        self,
+        engine: FakeEngine,
+        role: Role = Role.COLOCATED,
+        epoch: int = 0,
+        activity: Activity = Activity.ACTIVE,
+        *,
+        ready: bool = True,
     ) -> None:
         self.gateway.fleet.upsert(
             WorkerFacts(
@@ -270,7 +280,7 @@ class Bench:
                 role=role,
                 role_epoch=epoch,
                 activity=activity,
-                ready=True,
+                ready=ready,
             )
         )
 

@@ -90,6 +90,25 @@ async def test_removed_pod_is_left_at_once(bench: Bench) -> None:
         assert bench.tokens(await task) == bench.continuation([8], 5)
 
 
+async def test_worker_that_turns_unready_and_mute_is_left_at_once(bench: Bench) -> None:
+    stuck = await bench.engine(stall_after=2)
+    await bench.engine()
+    task = asyncio.create_task(bench.generate([8], 5))
+    await bench.until(lambda: bench.received("t1") == 2)
+    stuck.mute = True
+    bench.place(stuck, ready=False)
+    async with asyncio.timeout(4):
+        assert bench.tokens(await task) == bench.continuation([8], 5)
+
+
+async def test_request_that_fails_everywhere_does_not_go_round_for_ever(bench: Bench) -> None:
+    engines = [await bench.engine(broken=True) for _ in range(3)]
+    response = await bench.generate([8], 5)
+    assert (response.status_code, response.json()["error"]["type"]) == (503, "WorkerLost")
+    assert sum(len(engine.requests) for engine in engines) == 6
+    assert response.headers["Retry-After"] == "5"
+
+
 async def test_draining_worker_gets_nothing_new(bench: Bench) -> None:
     draining = await bench.engine()
     bench.place(draining, activity=Activity.DRAINING)

@@ -1,0 +1,108 @@
+"""One call of a turn to a worker: what is asked for, and the piece of the answer that comes of it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from pearl_gateway.engine import Span
+from pearl_gateway.trajectory import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pearl_api.wire.gateway import SegmentReason
+    from pearl_gateway.engine import Chunk
+    from pearl_gateway.fleet import Worker
+    from pearl_gateway.trajectory import Trajectory, Turn
+
+
+class Draft:
+    """One call of a turn to a worker while it runs, and the piece of the answer that it brings."""
+
+    __slots__ = (
+        "called",
+        "closers",
+        "first",
+        "handed_at",
+        "kv_sent",
+        "kv_version",
+        "lost",
+        "prefill",
+        "spans",
+        "start",
+        "trajectory",
+        "turn",
+        "version_before",
+        "worker",
+    )
+
+    def __init__(self, trajectory: Trajectory, turn: Turn, worker: Worker, prefill: Worker | None) -> None:
+        self.trajectory = trajectory
+        self.turn = turn
+        self.worker = worker
+        self.prefill = prefill
+        self.called = prefill or worker
+        self.start = len(turn.token_ids)
+        self.first = True
+        self.lost = False
+        self.handed_at = 0.0
+        self.kv_sent = False
+        self.kv_version: int | None = None
+        self.version_before = worker.weight_version
+        self.spans: list[Span] | None = None
+        self.closers: list[Callable[[], object]] = []
+
+    def lose(self) -> None:
+        """A worker of this call is gone: break whatever waits for it."""
+        self.lost = True
+        for close in self.closers:
+            close()
+
+    def add(self, chunk: Chunk) -> None:
+        """Tokens arrived."""
+        if chunk.spans is not None:
+            self.spans = chunk.spans
+        self.turn.add(chunk)
+
+    def end(self, reason: SegmentReason) -> None:
+        """Write the piece into the turn, unless nothing came."""
+        end = len(self.turn.token_ids)
+        if end == self.start:
+            return
+        if self.spans:
+            spans = [Span(one.version, one.start + self.start, min(one.end + self.start, end)) for one in self.spans]
+        else:
+            # The engine died before it told; a weight update would have ended the call otherwise.
+            known = self.version_before if self.version_before == self.worker.weight_version else None
+            spans = [Span(known, self.start, end)]
+        pod = self.worker.facts.pod
+        prefill_pod = self.prefill.facts.pod if self.prefill is not None else None
+        kept = tuple(span for span in spans if span.start < span.end)
+        self.turn.pieces.append(Piece(pod, prefill_pod, kept, self.start, end, reason))
+
+
+def engine_request(turn: Turn, max_model_len: int) -> dict[str, Any]:
+    """The engine's request for what is still missing of the answer."""
+    done = len(turn.token_ids)
+    sampling = dict(turn.sampling)
+    sampling["max_tokens"] = room(turn, max_model_len)
+    if sampling.get("min_tokens"):
+        sampling["min_tokens"] = max(0, sampling["min_tokens"] - done)
+    if sampling.get("logprobs") is None and turn.keep_logprobs:
+        sampling["logprobs"] = 0
+    if done and sampling.get("seed") is not None:
+        sampling["seed"] = derived_seed(sampling["seed"], len(turn.pieces))
+    return {**turn.extra, "token_ids": turn.prompt + turn.token_ids, "sampling_params": sampling}
+
+
+def room(turn: Turn, max_model_len: int) -> int:
+    """Tokens that the answer may still grow by."""
+    longest = max_model_len - len(turn.prompt)
+    wanted = turn.sampling.get("max_tokens")
+    return int(longest if wanted is None else min(wanted, longest)) - len(turn.token_ids)
+
+
+def derived_seed(seed: int, segment: int) -> int:
+    """The seed of a resumed segment: the same one would repeat the draws that were already used."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{segment}".encode()).digest()[:4]) & 0x7FFFFFFF
