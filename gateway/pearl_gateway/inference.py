@@ -13,6 +13,7 @@ from starlette.responses import Response
 from pearl_gateway.asgi import CLIENT_LEFT, EventStream, json_body, json_response, openai_error, while_connected
 from pearl_gateway.errors import GatewayError, bad_request
 from pearl_gateway.identity import read_identity
+from pearl_gateway.sglang import generate_answer, read_generate
 from pearl_gateway.tokens_in import Rendered, TextSoFar, TokensIn, chat_so_far
 from pearl_gateway.tokens_out import TextStream, TokensOut, usage
 
@@ -88,6 +89,17 @@ class Inference:
         choices = [await self._tokens_out.chat_choice(body, turn, at) for at, turn in enumerate(turns)]
         self._remember_chat(identity, body, choices[0]["message"])
         return json_response(self._envelope(turns, "chat.completion", choices) | {"usage": usage(turns)})
+
+    async def sglang_generate(self, request: Request) -> Response:
+        """SGLang's `/generate`."""
+        body, identity = await self._openai_body(request)
+        answer = await while_connected(request, self._sglang(body, identity))
+        return _left() if answer is None else answer
+
+    async def _sglang(self, body: dict[str, Any], identity: Identity) -> Response:
+        turn = self._open(identity, await read_generate(body, self._gateway.text))
+        await self._gateway.sessions.answer(turn)
+        return json_response(await generate_answer(body, turn, self._gateway.text))
 
     async def _openai_body(self, request: Request) -> tuple[dict[str, Any], Identity]:
         body = await json_body(request)
