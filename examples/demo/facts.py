@@ -84,7 +84,12 @@ class Record:
     marks: list[Mark] = field(default_factory=list)
     loads: list[LoadResult] = field(default_factory=list)
     steps: list[TrainStep] = field(default_factory=list)
+    loads_checked: LoadResult | None = None
+    """The run whose every token was compared."""
     scales: list[str] = field(default_factory=list)
     """Sentences on how recorded sessions were scaled."""
+    borrowed_tokens: int = 0
+    """Rollout tokens that borrowed workers generated."""
+    rollout_tokens: int = 0
     checks: list[tuple[str, bool, str]] = field(default_factory=list)
     """(promise, kept, what was seen)."""

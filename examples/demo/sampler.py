@@ -1,0 +1,80 @@
+"""Looks at the fleets once a second, beside the scenario, and fills the record."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from examples.demo.facts import DecisionFact, FleetSample, Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from examples.demo.facts import Record
+    from pearl_dev.fleet import Fleet
+
+PERIOD_SECONDS = 1.0
+
+
+class Sampler:
+    """A thread that samples; `mark` notes what the scenario does."""
+
+    def __init__(self, record: Record, fleets: Sequence[Fleet]) -> None:
+        """Start at once; times in the record count from now."""
+        self._record = record
+        self._fleets = fleets
+        self._started = time.monotonic()
+        self._over = threading.Event()
+        self._told: dict[str, tuple[str, str]] = {}
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+        self._thread.start()
+
+    def now(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._started
+
+    def mark(self, text: str) -> None:
+        """Something happens on purpose."""
+        self._record.marks.append(Mark(self.now(), text))
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(PERIOD_SECONDS):
+            for fleet in self._fleets:
+                try:
+                    self._sample(fleet)
+                except (httpx.HTTPError, RuntimeError):
+                    continue  # not there yet, or restarting: the next look sees it again
+
+    def _sample(self, fleet: Fleet) -> None:
+        status = fleet.status()
+        counts: dict[str, int] = status.get("workers", {})
+        generated, prefilled = _tokens(fleet)
+        shown = {role: counts.get(role, 0) for role in ("prefill", "decode", "colocated", "borrowed", "ready")}
+        self._record.samples.append(
+            FleetSample(self.now(), fleet.name, **shown, generated_tokens=generated, prefilled_tokens=prefilled)
+        )
+        self._decision(fleet.name, status.get("lastDecision") or {})
+
+    def _decision(self, rollout: str, decision: dict[str, Any]) -> None:
+        told = (decision.get("reason", ""), decision.get("shape", ""))
+        if told == self._told.get(rollout) or not told[0]:
+            return
+        self._told[rollout] = told
+        self._record.decisions.append(DecisionFact(self.now(), rollout, *told, decision.get("message", "")))
+
+
+def _tokens(fleet: Fleet) -> tuple[int | None, int | None]:
+    """(generated, prefilled) tokens so far; None while the gateway does not answer."""
+    try:
+        counters = fleet.stats().counters
+    except (httpx.HTTPError, RuntimeError):
+        return None, None
+    return counters.generated_tokens, counters.prefilled_tokens

@@ -1,0 +1,86 @@
+"""Second half of the demo: a real PyTorch trainer in its own pod lends and reclaims its GPU around each update."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from examples.demo.facts import TrainStep
+from examples.demo.stage import HERE
+
+if TYPE_CHECKING:
+    from examples.demo.stage import Stage
+
+TRAINERS = "trainers"
+PACKAGES = "/opt/engine/lib/python3.11/site-packages"
+ROOT = HERE.parents[1]
+
+
+def run(stage: Stage, steps: int) -> None:
+    """Start the trainer pod and follow what it prints until it is done."""
+    stage.act(f"policy: a trainer starts, {steps} updates; it lends its GPU between them")
+    _code(stage)
+    stage.installation.cluster.apply(*_manifests(stage, steps))
+    kubectl = stage.installation.cluster.kubectl
+    kubectl("-n", TRAINERS, "wait", "--for=condition=Ready", "pod/trainer-0", "--timeout=120s")
+    for fact in _facts(stage):
+        if fact.pop("event") != "step":
+            continue
+        borrowed, generated = fact.pop("borrowed_tokens"), fact.pop("generated_tokens")
+        step = TrainStep(at=stage.sampler.now(), **fact)
+        stage.record.steps.append(step)
+        stage.record.borrowed_tokens += borrowed
+        stage.record.rollout_tokens += generated
+    phase = stage.installation.cluster.get("-n", TRAINERS, "pod", "trainer-0")["status"]["phase"]
+    if phase == "Failed" or len(stage.record.steps) < steps:
+        log = kubectl("-n", TRAINERS, "logs", "trainer-0", "--tail=30")
+        raise RuntimeError(f"the trainer ended after {len(stage.record.steps)} of {steps} updates:\n{log}")
+
+
+def _facts(stage: Stage) -> list[dict[str, Any]] | Any:
+    """JSON lines of the pod's log, as they come."""
+    cluster = stage.installation.cluster
+    argv = [str(cluster.binaries["kubectl"]), "-n", TRAINERS, "logs", "-f", "trainer-0"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=dict(cluster.environment)) as process:
+        assert process.stdout is not None  # noqa: S101 - given by PIPE
+        for line in process.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+
+
+def _code(stage: Stage) -> None:
+    """SDK and training script for the pod, as a read-only volume."""
+    code = stage.installation.cluster.paths.root / "volumes" / "code"
+    shutil.rmtree(code, ignore_errors=True)
+    shutil.copytree(ROOT / "trainer_adapter/pearl_trainer", code / "pearl_trainer")
+    shutil.copytree(HERE / "trainer", code / "trainer")
+    stage.installation.cluster.volume("code", code, TRAINERS, read_only=True)
+
+
+def _manifests(stage: Stage, steps: int) -> list[dict[str, Any]]:
+    """`examples/trainer.yaml` with this training script and an image that is here."""
+    account, pod = yaml.safe_load_all((ROOT / "examples/trainer.yaml").read_text())
+    container, volumes = pod["spec"]["containers"][0], pod["spec"]["volumes"]
+    container["image"] = stage.installation.artifacts.worker_image
+    container["command"] = [
+        "python3", "-m", "trainer.train", "--rollout", stage.policy.name, "--model", "/models/tiny",
+        "--steps", str(steps),
+    ]  # fmt: skip
+    variables = {
+        "PYTHONPATH": f"/opt/code:{PACKAGES}",
+        "PEARL_WEIGHTS_SOURCE": f"file:///weights/{stage.policy.name}",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    kept = [entry for entry in container["env"] if entry["name"] not in variables]
+    container["env"] = kept + [{"name": name, "value": value} for name, value in variables.items()]
+    for claim, path in (("engine", "/opt/engine"), ("code", "/opt/code"), ("models", "/models")):
+        container["volumeMounts"].append({"name": claim, "mountPath": path, "readOnly": True})
+        volumes.append({"name": claim, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    volumes.append({"name": "tmp", "emptyDir": {}})
+    container["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp"})  # noqa: S108 - the container's own
+    return [account, pod]
