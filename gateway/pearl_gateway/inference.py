@@ -14,7 +14,7 @@ from pearl_gateway.asgi import CLIENT_LEFT, EventStream, json_body, json_respons
 from pearl_gateway.errors import GatewayError, bad_request
 from pearl_gateway.identity import read_identity
 from pearl_gateway.sglang import generate_answer, read_generate
-from pearl_gateway.tokens_in import Rendered, TextSoFar, TokensIn, chat_so_far
+from pearl_gateway.tokens_in import Rendered, TextSoFar, TokensIn, are_token_ids, chat_so_far
 from pearl_gateway.tokens_out import TextStream, TokensOut, usage
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Inference:
         if not isinstance(sampling, dict) or sampling.get("n", 1) != 1:
             raise bad_request("sampling_params must be an object with n = 1: send one request per sample")
         prompt = body.get("token_ids")
-        if not isinstance(prompt, list) or not all(isinstance(one, int) for one in prompt):
-            raise bad_request("token_ids must be a list of token ids")
+        if not are_token_ids(prompt):
+            raise bad_request("token_ids must be a list of at least one token id")
         extra = {name: body[name] for name in _PASSED_ON if body.get(name) is not None}
         turn = self._open(identity, Rendered(prompt, sampling, extra))
         with_logprobs = sampling.get("logprobs") is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pearl_gateway.errors import bad_request
 from pearl_gateway.text import PROMPT_TAIL
-from pearl_gateway.tokens_in import Rendered
+from pearl_gateway.tokens_in import Rendered, are_token_ids
 
 if TYPE_CHECKING:
     from pearl_gateway.text import TextService
@@ -51,7 +51,7 @@ async def read_generate(body: dict[str, Any], text: TextService) -> Rendered:
 
 async def _prompt(body: dict[str, Any], text: TextService) -> list[int]:
     ids = body.get("input_ids")
-    if isinstance(ids, list) and ids and all(isinstance(one, int) for one in ids):
+    if are_token_ids(ids):
         return ids
     if isinstance(body.get("text"), str) and body["text"]:
         request = {"prompt": body["text"], "max_tokens": 1}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pearl_gateway.errors import bad_request
 
@@ -190,15 +190,20 @@ def shape(body: dict[str, Any]) -> str:
     return json.dumps([body.get(name) for name in _SHAPES_PROMPT], sort_keys=True)
 
 
+def are_token_ids(value: Any) -> TypeGuard[list[int]]:
+    """Whether it is a list of at least one token id; quick also for long ones."""
+    return isinstance(value, list) and set(map(type, value)) == {int}
+
+
 def _prompts(prompt: Any) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
-        if all(isinstance(one, int) for one in prompt):
+        if are_token_ids(prompt):
             return [prompt]
         if all(isinstance(one, str) for one in prompt):
             return list(prompt)
-        if all(isinstance(one, list) and one and all(isinstance(i, int) for i in one) for one in prompt):
+        if all(are_token_ids(one) for one in prompt):
             return list(prompt)
     raise bad_request("prompt must be a text, a list of token ids, or a list of these, and not empty")
 
