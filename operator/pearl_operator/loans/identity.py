@@ -42,6 +42,7 @@ async def review(kube: Kube, token: str) -> Caller:
     body = {
         "apiVersion": kinds.TOKEN_REVIEW.api_version,
         "kind": kinds.TOKEN_REVIEW.kind,
+        "metadata": {},
         "spec": {"token": token, "audiences": [AUDIENCE]},
     }
     reviewed = await kube.create(kinds.TOKEN_REVIEW, body)

@@ -90,11 +90,11 @@ class FakeKube:
 
     async def create(self, kind: Kind, body: Object) -> Object:
         self._up()
+        meta = body["metadata"]
         if kind is kinds.TOKEN_REVIEW:
             return {"status": self._review(body["spec"])}
         if kind is kinds.POD and self.refuse:
             raise Refused(self.refuse)
-        meta = body["metadata"]
         if (kind.plural, meta["namespace"], meta["name"]) in self.objects:
             raise AlreadyExists(meta["name"])
         return self.store(kind, body)
