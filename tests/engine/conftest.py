@@ -206,10 +206,9 @@ def workers(
         "PEARL_ENGINE_PYTHON": str(engine_environment / "bin" / "python"),
         "PEARL_TOKENS_DIR": str(secrets),
         "PEARL_SCRATCH_DIR": str(root),
-        "PEARL_FAKE_DEVICE_DIR": str(device),
     }
     reserved = Worker("reserved", root / "reserved", {**common, "PEARL_WEIGHTS_SOURCE": f"file://{weights}"})
-    loan = {"PEARL_LOAN_NAME": LOAN, "PEARL_LOAN_NAMESPACE": NAMESPACE}
+    loan = {"PEARL_LOAN_NAME": LOAN, "PEARL_LOAN_NAMESPACE": NAMESPACE, "PEARL_FAKE_DEVICE_DIR": str(device)}
     borrowed = Worker("borrowed", root / "borrowed", {**common, **loan})
     try:
         reserved.start()
