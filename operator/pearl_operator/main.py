@@ -115,10 +115,7 @@ async def _until(stop: asyncio.Event) -> None:
 
 async def _first(*works: Coroutine[Any, Any, None] | asyncio.Task[None]) -> asyncio.Task[None]:
     """Runs all, and when the first ends cancels the others and waits for them; the one that ended."""
-    tasks = [
-        work if isinstance(work, asyncio.Task) else asyncio.create_task(work, name=getattr(work, "__qualname__", None))
-        for work in works
-    ]
+    tasks = [work if isinstance(work, asyncio.Task) else _task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -126,6 +123,10 @@ async def _first(*works: Coroutine[Any, Any, None] | asyncio.Task[None]) -> asyn
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return next(task for task in tasks if task in done)
+
+
+def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return asyncio.create_task(work, name=getattr(work, "__qualname__", None))
 
 
 async def _crash_of(ended: asyncio.Task[None]) -> None:
