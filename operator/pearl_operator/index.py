@@ -85,7 +85,7 @@ class Index:
     def forget(self, kind: Kind, key: Key, uid: str | None = None) -> None:
         """An object is gone; one of the same name with another UID is not meant."""
         known = self.table(kind).get(key)
-        if known is not None and uid in (None, _uid(known)):
+        if known is not None and (uid is None or _uid(known) in (None, uid)):
             del self.table(kind)[key]
             self._wake_for(known)
 

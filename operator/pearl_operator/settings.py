@@ -40,7 +40,7 @@ class Settings:
     """`PEARL_IDENTITY`: holder of the Lease; default the host name."""
     port: int = names.PORT_OPERATOR
     """`PEARL_PORT`."""
-    call_timeout_seconds: float = 10.0
+    call_timeout_seconds: float = 6.0
     """`PEARL_CALL_TIMEOUT_SECONDS`: of one Kubernetes call; also what the Lease must outlast."""
     look_seconds: float = 2.0
     """`PEARL_LOOK_SECONDS`: longest pause between two looks at a rollout."""
@@ -106,7 +106,7 @@ def from_env(env: Mapping[str, str] | None = None) -> Settings:
         lease_seconds=_number(env, "PEARL_LEASE_SECONDS", 15.0),
         identity=env.get("PEARL_IDENTITY", "").strip() or socket.gethostname(),
         port=int(_number(env, "PEARL_PORT", names.PORT_OPERATOR)),
-        call_timeout_seconds=_number(env, "PEARL_CALL_TIMEOUT_SECONDS", 10.0),
+        call_timeout_seconds=_number(env, "PEARL_CALL_TIMEOUT_SECONDS", 6.0),
         look_seconds=_number(env, "PEARL_LOOK_SECONDS", 2.0),
         debug_ring=int(_number(env, "PEARL_DEBUG_RING", 50)),
     )

@@ -346,8 +346,8 @@ class FakeKubelet:
                 {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": now},
             ],
         }
-        spec = {**pod.get("spec", {}), "nodeName": "node-1"}
-        # Same spec object but for the node, which the scheduler sets: no new generation of interest for pods.
+        slot = pod["metadata"].get("labels", {}).get(names.LABEL_SLOT, "0")
+        spec = {**pod.get("spec", {}), "nodeName": f"node-{slot}"}  # every slot has a node of its own
         self.kube.store(kinds.POD, {**pod, "spec": spec, "status": status})
 
 
@@ -507,10 +507,10 @@ class World:
         self.core = core = assemble_core(ports, Index(self.kube.clock), FakeLoans(), settings)
 
         def watch(event: str, kind: Kind, body: Object) -> None:
-            if kind not in (kinds.POD, kinds.ROLLOUT, kinds.LOAN) or self.core is not core:
+            if kind not in (kinds.POD, kinds.ROLLOUT, kinds.LOAN, kinds.NODE) or self.core is not core:
                 return
             if event == "DELETED":
-                core.index.forget(kind, key_of(kind, body["metadata"]), body["metadata"]["uid"])
+                core.index.forget(kind, key_of(kind, body["metadata"]), body["metadata"].get("uid"))
             else:
                 core.index.put(kind, body)
 

@@ -325,3 +325,19 @@ async def test_a_decision_that_could_not_be_written_leaves_no_trace(world: World
     await world.until(lambda: world.is_ready() and world.status["mode"] == "Disaggregated", seconds=30)
     assert world.status["target"]["id"] == target["id"] + 1
     await world.stop()
+
+
+async def test_a_worker_whose_node_got_notice_is_drained_and_replaced_and_the_others_stay(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    before = world.uids
+
+    taint = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+    world.kube.store(kinds.NODE, {"metadata": {"name": "node-1"}, "spec": {"taints": [taint]}})
+    await world.until(lambda: world.labels(names.LABEL_ACTIVITY) == ["active", "draining", "active"], seconds=10)
+    assert world.status["target"]["reason"] == "SpotNotice"
+    world.kube.remove(kinds.NODE, "node-1", None)
+    await world.until(lambda: world.is_ready() and set(world.pods) == {"swe-w0-0", "swe-w1-1", "swe-w2-0"})
+    assert world.uids["swe-w0-0"] == before["swe-w0-0"]
+    await world.stop()
