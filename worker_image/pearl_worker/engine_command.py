@@ -30,7 +30,7 @@ def engine_command(settings: Settings, inherited: Mapping[str, str], admin_token
         *("--served-model-name", settings.model_name),
         *("--tensor-parallel-size", str(settings.tensor_parallel)),
         *(("--max-model-len", str(settings.max_model_len)) if settings.max_model_len else ()),
-        *("--enable-scale-out", "--middleware", GUARD),
+        *("--enable-scale-out", "--middleware", GUARD, "--disable-uvicorn-access-log"),
         *("--weight-transfer-config", json.dumps({"backend": "safetensors"})),
         *("--kv-transfer-config", json.dumps(_kv_transfer(settings))),
         *_device_arguments(settings),

@@ -26,7 +26,8 @@ class Loan:
         self._allowance_bytes = allowance_bytes
         self._fence = Fence(epoch=_read_epoch(file))
         self._baseline_bytes: int | None = None
-        self._answer: ReclaimAnswer | None = None
+        # Nothing was ever granted here, so there is nothing to give back.
+        self._answer = _nothing_lent(0) if self._fence.epoch == 0 else None
         self.vacate_by = 0.0
         """Loop time by which the device must be free, once the fence is closed."""
 
@@ -93,11 +94,17 @@ class Loan:
         )
 
     def answered(self, epoch: int) -> ReclaimAnswer | None:
-        """The answer to an earlier reclaim of `epoch` that was free.
+        """The answer to a reclaim where nothing was granted since the last one that was free; fences `epoch`.
 
-        Repeated as it was: the trainer may be using its device by now.
+        The device is not read again: what is on it by now is the trainer's own, be it back to work already, or not
+        able to empty its device before an offer that was therefore refused.
         """
-        return self._answer if self._answer and self._answer.epoch == epoch else None
+        if self._answer is None or self._answer.epoch > epoch:
+            return None
+        if self._answer.epoch < epoch:
+            self._keep(self._fence.reclaim(epoch))
+            self._answer = _nothing_lent(epoch)
+        return self._answer
 
     def answer(self, epoch: int, report: VacateReport, free: bool, total_seconds: float) -> ReclaimAnswer:
         """Put the result of a reclaim into words."""
@@ -126,6 +133,12 @@ class Loan:
             draft.write_text(json.dumps({"epoch": fence.epoch}))
             draft.rename(self._file)
         self._fence = fence
+
+
+def _nothing_lent(epoch: int) -> ReclaimAnswer:
+    return ReclaimAnswer(
+        epoch=epoch, free=True, killed=False, aborted_requests=0, drain_seconds=0, sleep_seconds=0, total_seconds=0
+    )
 
 
 def _read_epoch(file: Path) -> int:

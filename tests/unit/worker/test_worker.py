@@ -83,6 +83,20 @@ async def test_finish_turn_lets_requests_end_before_the_update(make_world: Any, 
     assert "abort" not in world.engine.calls
 
 
+async def test_keep_kv_freezes_requests_over_the_update_and_keeps_the_cache(make_world: Any, run: Any) -> None:
+    world = make_world(on_update=OnUpdate.KEEP_KV)
+    run(world.worker)
+    await world.until(WorkerPhase.READY)
+    engine = world.engine
+    engine.in_flight, engine.pinned_until = 2, world.now() + 3.0
+    engine.calls.clear()
+    world.publish(1)
+    await asyncio.sleep(6)
+    assert (engine.version, engine.in_flight) == ("1", 2)
+    assert "pause keep" in engine.calls
+    assert not {"abort", "reset"} & set(engine.calls)
+
+
 async def test_weights_that_fail_the_check_never_touch_the_engine(make_world: Any, run: Any) -> None:
     world = make_world()
     run(world.worker)
