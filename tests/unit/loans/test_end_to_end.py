@@ -202,18 +202,35 @@ async def test_after_a_reclaim_there_is_a_short_cool_down_and_no_longer_one(benc
     await client.close()
 
 
-async def test_one_agent_that_refuses_refuses_the_whole_loan(bench: Bench) -> None:
+async def test_one_agent_that_refuses_refuses_the_whole_loan_and_stops_no_training(bench: Bench) -> None:
     client = bench.client()
     loan = await client.register(rollout="swe", lend=False)
     await bench.until(lambda: len(bench.pods) == 2)
-    bench.pods["trainer-0-borrower-1"].device.used = None  # memory that cannot be read cannot be proven to come back
+    blind = bench.pods["trainer-0-borrower-1"]
+    blind.device.used = None  # memory that cannot be read could not be proven to come back
     result = await loan.lend()
     assert (result.granted, result.reason) == (False, "AgentUnavailable")
     assert "device memory cannot be read" in result.message
-    bench.pods["trainer-0-borrower-1"].device.used = 0
     free = await loan.reclaim()  # the other agent had accepted
     assert free.via == "agents"
-    assert [pod.device.used for pod in bench.pods.values()] == [0, 0]
+    assert bench.pods["trainer-0-borrower-0"].device.used == 0
+    assert blind.worker.loan_state().epoch == free.epoch  # fenced as well
+    await loan.close()
+    await client.close()
+
+
+async def test_a_trainer_that_did_not_empty_its_gpu_is_refused_and_trains_on(bench: Bench) -> None:
+    client = bench.client()
+    loan = await client.register(rollout="swe")
+    await bench.until(lambda: bench.status().get("phase") == "Serving")
+    await loan.reclaim()
+    await asyncio.sleep(2)
+    for pod in bench.pods.values():
+        pod.device.used = 30 << 30  # the trainer's own: it forgot to offload
+    result = await loan.lend()
+    assert result.reason == "AgentUnavailable"
+    assert "bytes of the device are in use" in result.message
+    assert (await loan.reclaim()).via == "agents"
     await loan.close()
     await client.close()
 

@@ -79,10 +79,31 @@ async def test_never_says_free_when_memory_does_not_come_back(make_world: Any, r
 async def test_an_unreadable_device_is_never_lent_and_never_free(make_world: Any, run: Any) -> None:
     world = make_world(borrowed=True)
     run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    world.device_readable = False
+    assert (await world.worker.reclaim(1, 4.0)).free is False
+    with pytest.raises(DeviceBusyError, match="cannot be read"):
+        grant(world, 2)
+
+
+async def test_where_nothing_was_granted_nothing_has_to_come_back(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
     world.device_readable = False
     with pytest.raises(DeviceBusyError, match="cannot be read"):
         grant(world, 1)
-    assert (await world.worker.reclaim(1, 1.0)).free is False
+    assert (await world.worker.reclaim(1, 1.0)).free is True
+    world.device_readable = True
+    with pytest.raises(FencedError):
+        grant(world, 1)
+    grant(world, 2)
+    await world.until(WorkerPhase.READY)
+    await world.worker.reclaim(2, 10.0)
+    world.trainer_bytes = 5000  # the trainer could not empty its device, so epoch 3 is refused
+    with pytest.raises(DeviceBusyError, match="5000 bytes"):
+        grant(world, 3)
+    assert (await world.worker.reclaim(3, 1.0)).free is True
 
 
 async def test_a_repeated_reclaim_is_answered_alike_after_the_trainer_took_the_device(
