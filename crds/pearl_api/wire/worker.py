@@ -99,7 +99,10 @@ class ReclaimRequest(Message):
 
 
 class ReclaimAnswer(Message):
-    """Result of a reclaim; `free` is True only if the device was read and its memory is back."""
+    """Result of a reclaim.
+
+    `free` only if the device was read and its memory is back, or nothing was granted since it last was.
+    """
 
     epoch: int
     free: bool
