@@ -33,5 +33,5 @@ def configure(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for talkative in ("kopf", "uvicorn"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)

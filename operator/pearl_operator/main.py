@@ -45,10 +45,13 @@ async def serve(chosen: settings.Settings) -> int:
     async with AsyncExitStack() as stack:
         operator = await assemble(chosen, stack)
         server = server_of(operator.app, chosen.port)
-        web = asyncio.create_task(server.serve(), name="web server")
+        web = _task(server.serve())
+        stopped, work = _task(_until(stop)), _task(_work(operator, chosen, stop))
         try:
-            ended = await _first(_until(stop), web, _work(operator, chosen, stop))
+            await asyncio.wait((stopped, web, work), return_when=asyncio.FIRST_COMPLETED)
+            ended = next(task for task in (work, web, stopped) if task.done())
         finally:
+            await _cancel(stopped, work)
             await operator.lease.release()
             server.should_exit = True
             await asyncio.gather(web, return_exceptions=True)
@@ -113,16 +116,21 @@ async def _until(stop: asyncio.Event) -> None:
     await stop.wait()
 
 
-async def _first(*works: Coroutine[Any, Any, None] | asyncio.Task[None]) -> asyncio.Task[None]:
+async def _first(*works: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """Runs all, and when the first ends cancels the others and waits for them; the one that ended."""
-    tasks = [work if isinstance(work, asyncio.Task) else _task(work) for work in works]
+    tasks = [_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(*tasks)
     return next(task for task in tasks if task in done)
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    """Cancels and waits."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

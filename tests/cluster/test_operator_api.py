@@ -270,6 +270,16 @@ def test_a_second_operator_waits_and_takes_over_from_a_killed_one(scene: Scene) 
     assert not lease["spec"].get("holderIdentity"), "a stopped operator lets its successor start at once"
 
 
+def test_an_operator_that_lost_its_lease_ends(scene: Scene) -> None:
+    operator = scene.operator("one")
+    scene.until("it holds the lease", operator.ready)
+    scene.kubectl("patch", "lease", "pearl-operator", "--type=merge", "-p", '{"spec":{"holderIdentity":"other"}}')
+    assert operator.process is not None
+    assert operator.process.wait(timeout=30) == 1
+    operator.process = None
+    assert "is held by 'other'" in operator.log.read_text()
+
+
 def test_an_invalid_template_is_told_in_the_api_servers_words(scene: Scene) -> None:
     scene.operator()
     scene.apply(rollout("words", 1))
