@@ -1,12 +1,13 @@
 """Lends the GPUs of an RL trainer to its rollout between updates, and takes them back on time.
 
-Start at `PearlClient`. Layers, each importing only those below it: `client`, `async_client` → drivers `blocking`,
-`aio` → `session`, `ranks` → `core`, `gateway` → `lease`, `endpoints`, `weights` → `sansio`, `messages`, `errors`.
+Start at `PearlClient`. Layers, each importing only those below it: `client`, `async_client` → the drivers `blocking`,
+`aio` → `session`, `ranks` → `core`, `gateway` → `reclaim` → `lease`, `endpoints`, `weights` → `sansio`, `messages`,
+`errors`.
 """
 
 from pearl_trainer.async_client import AsyncLoan, AsyncPearlClient
 from pearl_trainer.client import Loan, PearlClient
-from pearl_trainer.core import Free, LendResult
+from pearl_trainer.core import LendResult
 from pearl_trainer.errors import (
     ConfigurationError,
     NotReturned,
@@ -18,6 +19,7 @@ from pearl_trainer.errors import (
 )
 from pearl_trainer.gateway import Generated, Turn
 from pearl_trainer.messages import BatchProgress, PermitAnswer, Segment, Trajectory
+from pearl_trainer.reclaim import Free
 from pearl_trainer.settings import Settings
 from pearl_trainer.weights import Published, publish
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     import httpx2
     from typing_extensions import Self
 
-    from pearl_trainer.core import Free, LendResult
+    from pearl_trainer.core import LendResult
     from pearl_trainer.gateway import GatewayApi, Generated, Turn
     from pearl_trainer.messages import BatchProgress, PermitAnswer, RegisterAnswer, Trajectory
+    from pearl_trainer.reclaim import Free
     from pearl_trainer.sansio import Flow
     from pearl_trainer.settings import Settings
     from pearl_trainer.weights import Files, Published

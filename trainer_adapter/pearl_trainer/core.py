@@ -1,4 +1,4 @@
-"""The loan protocol of one trainer pod, as flows: enrol, offer, renew, reclaim, leave.
+"""The loan of one trainer pod, as flows: enrol, offer, renew, leave (`reclaim` takes back).
 
 PEARL being absent or broken never stops training: an offer that fails is an answer with a reason, and a reclaim
 needs the agents alone. Agent addresses and the loan token are kept from enrolment and refreshed by every answer.
@@ -11,27 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pearl_trainer import endpoints
-from pearl_trainer.errors import (
-    ConfigurationError,
-    NotReturned,
-    PearlError,
-    ProtocolError,
-    Rejected,
-    Unavailable,
-)
-from pearl_trainer.lease import Held, Lease
+from pearl_trainer.errors import ConfigurationError, PearlError, ProtocolError, Rejected, Unavailable
+from pearl_trainer.lease import Lease
 from pearl_trainer.messages import (
     AgentEndpoint,
     LendAnswer,
     LendRequest,
-    LoanView,
-    ReclaimAnswer,
-    ReclaimedNotice,
     ReclaimingNotice,
     RegisterAnswer,
     RegisterRequest,
 )
-from pearl_trainer.sansio import Flow, NoReply, Reply, Request, Send, Sleep, Spawn, Together, call, send
+from pearl_trainer.reclaim import CONFLICT, SUCCESS, Free, Reclaim
+from pearl_trainer.sansio import Flow, Reply, Request, Send, Sleep, Spawn, Together, call, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,11 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pearl_trainer")
 
-RETRY_SECONDS = 0.1
-"""Between two tries to reach an agent during a reclaim."""
 OFFER_SECONDS = 2.0
 """Between two offers while the trainer waits and the last one was refused."""
-NOT_FOUND, CONFLICT, SUCCESS = 404, 409, 200
+NOT_FOUND = 404
 
 
 @dataclass(frozen=True)
@@ -55,31 +44,6 @@ class LendResult:
     reason: str
     message: str = ""
     epoch: int = 0
-
-
-@dataclass(frozen=True)
-class Free:
-    """The GPUs are free.
-
-    `via`: `agents` (each read its device and found the memory back), `lease` (an agent could not be reached, its
-    lease is over and the memory was read here), or `notLent` (nothing was in force).
-    """
-
-    epoch: int
-    via: str
-    killed: bool = False
-    total_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """Outcome at one agent; `why` says why not free."""
-
-    free: bool
-    epoch: int
-    via: str = "agents"
-    killed: bool = False
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -249,98 +213,17 @@ class LoanCore:
         """
         if within_seconds is not None and not within_seconds > 0:
             raise ConfigurationError(f"within is {within_seconds}: pass seconds above 0, or None for the default")
-        started, registration, offered = self._clock(), self.registration, self._lease.wanted
+        api, offered = self._api, self._lease.wanted
         held = self._lease.take_back()
-        if registration is None or held is None:
-            if registration is not None and offered:
-                yield Spawn(self._tell_reclaiming(self._lease.epoch, 0.0))
+        if api is None or held is None:
+            if api is not None and offered:
+                yield Spawn(send(api.reclaiming(ReclaimingNotice(self._lease.epoch, 0.0))))
             return Free(self._lease.epoch, via="notLent")
-        within = registration.reclaim_seconds if within_seconds is None else within_seconds
-        yield Spawn(self._tell_reclaiming(held.epoch, within))
-        taking = (self._take(registration, agent, held.epoch, started, within) for agent in held.agents)
-        taken: list[_Taken] = yield Together(tuple(taking))
-        return (yield from self._settle(held, taken, self._clock() - started, last=last))
-
-    def _settle(self, held: Held, taken: list[_Taken], total: float, *, last: bool) -> Flow[Free]:
-        free, killed = all(item.free for item in taken), any(item.killed for item in taken)
-        telling = self._tell_reclaimed(ReclaimedNotice(held.epoch, free, total, killed))
-        yield Together((telling,)) if last else Spawn(telling)
-        if not free:
-            raise self._not_returned(held, taken, total)
-        self._lease.all_free(max(item.epoch for item in taken) if taken else held.epoch)
-        via = "lease" if any(item.via == "lease" for item in taken) else "agents"
-        log.info("reclaimed (epoch %d) in %.3f s via %s", held.epoch, total, via)
-        return Free(held.epoch, via, killed, total)
-
-    def _take(
-        self, registration: RegisterAnswer, agent: AgentEndpoint, epoch: int, started: float, within: float
-    ) -> Flow[_Taken]:
-        deadline, why, tries = started + within, "no answer yet", 0
-        while (remaining := deadline - self._clock()) > 0:
-            if agent.url is not None:
-                outcome = yield Send(endpoints.reclaim(agent, registration.token, epoch, remaining))
-                answer, why = _read(outcome)
-                if answer is not None and answer.free:
-                    return _Taken(free=True, epoch=epoch, killed=answer.killed)
-                # The pod's owner takes back whatever is in force, so a higher epoch than expected is fenced too.
-                epoch += isinstance(outcome, Reply) and outcome.status == CONFLICT
-            tries += 1
-            if (agent.url is None or tries > 1) and (yield from self._gone(agent)):
-                return _Taken(free=True, epoch=epoch, via="podGone")
-            if self._clock() >= self._lease.over_at(agent.uid, started) and self._probe.free():
-                return _Taken(free=True, epoch=epoch, via="lease")
-            yield Sleep(RETRY_SECONDS)
-        return _Taken(free=False, epoch=epoch, why=why)
-
-    def _gone(self, agent: AgentEndpoint) -> Flow[bool]:
-        """Whether the operator knows that this very pod no longer exists, hence holds no GPU."""
-        if self._api is None:
-            return False
-        outcome = yield Send(self._api.view())
-        if not isinstance(outcome, Reply) or outcome.status != SUCCESS:
-            return False
-        try:
-            view = LoanView.from_wire(outcome.body)
-        except ProtocolError:
-            return False
-        return agent.uid not in {other.uid for other in view.agents}
-
-    def _not_returned(self, held: Held, taken: list[_Taken], total: float) -> NotReturned:
-        why = {agent.pod: item.why for agent, item in zip(held.agents, taken) if not item.free}
-        left = [agent.uid for agent, item in zip(held.agents, taken) if not item.free]
-        over = self._clock() - max(self._lease.over_at(uid, self._clock()) for uid in left)
-        listed = "; ".join(f"{pod}: {text}" for pod, text in sorted(why.items()))
-        return NotReturned(
-            f"after {total:.1f} s not every GPU of epoch {held.epoch} is known to be free ({listed}); "
-            "do not train yet, call reclaim() again or look at the named borrower pods",
-            epoch=held.epoch,
-            agents=why,
-            lease_over_seconds=over,
-        )
-
-    def _tell_reclaiming(self, epoch: int, within: float) -> Flow[None]:
-        if self._api is not None:
-            yield from send(self._api.reclaiming(ReclaimingNotice(epoch, within)))
-
-    def _tell_reclaimed(self, notice: ReclaimedNotice) -> Flow[None]:
-        if self._api is not None:
-            yield from send(self._api.reclaimed(notice))
+        within = api.registration.reclaim_seconds if within_seconds is None else within_seconds
+        reclaim = Reclaim(api, self._lease, held, self._clock, self._probe)
+        return (yield from reclaim.run(within, last=last))
 
     def leave(self) -> Flow[None]:
         """Ends the enrolment; call it after a reclaim."""
         if self._api is not None:
             yield from send(self._api.deregister())
-
-
-def _read(outcome: Reply | NoReply) -> tuple[ReclaimAnswer | None, str]:
-    """An agent's answer, or why there is none."""
-    if isinstance(outcome, NoReply):
-        return None, outcome.error
-    if outcome.status != SUCCESS:
-        said = outcome.body.get("message", "") if isinstance(outcome.body, dict) else ""
-        return None, f"HTTP status {outcome.status} {said}".strip()
-    try:
-        answer = ReclaimAnswer.from_wire(outcome.body)
-    except ProtocolError as error:
-        return None, str(error)
-    return answer, answer.message or "the agent could not see the memory come back"

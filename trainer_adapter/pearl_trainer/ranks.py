@@ -15,7 +15,8 @@ from pearl_trainer.errors import ConfigurationError, NotReturned
 from pearl_trainer.sansio import Flow, Invoke
 
 if TYPE_CHECKING:
-    from pearl_trainer.core import Free, LendResult, LoanCore
+    from pearl_trainer.core import LendResult, LoanCore
+    from pearl_trainer.reclaim import Free
 
 log = logging.getLogger("pearl_trainer")
 

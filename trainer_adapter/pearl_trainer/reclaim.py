@@ -1,0 +1,147 @@
+"""Taking GPUs back: every borrower's agent is asked at once, until it is free or the hard deadline has passed.
+
+Never says free falsely. For each agent there are three proofs: its own answer, after it read the device; the
+operator's word that this very pod no longer exists; or a lease that is over while the trainer's own reading of the
+device is back at what it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pearl_trainer import endpoints
+from pearl_trainer.errors import NotReturned, ProtocolError
+from pearl_trainer.messages import (
+    AgentEndpoint,
+    LoanView,
+    ReclaimAnswer,
+    ReclaimedNotice,
+    ReclaimingNotice,
+)
+from pearl_trainer.sansio import Flow, NoReply, Reply, Send, Sleep, Spawn, Together, send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pearl_trainer.gpus import MemoryProbe
+    from pearl_trainer.lease import Held, Lease
+
+log = logging.getLogger("pearl_trainer")
+
+RETRY_SECONDS = 0.1
+"""Between two tries to reach an agent."""
+CONFLICT, SUCCESS = 409, 200
+
+
+@dataclass(frozen=True)
+class Free:
+    """The GPUs are free.
+
+    `via`: `agents` (each read its device and found the memory back), `lease` (an agent could not be reached, its
+    lease is over and the memory was read here), or `notLent` (nothing was in force).
+    """
+
+    epoch: int
+    via: str
+    killed: bool = False
+    total_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Outcome at one agent; `why` says why not free."""
+
+    free: bool
+    epoch: int
+    via: str = "agents"
+    killed: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Reclaim:
+    """One reclaim of what is `held`; `clock` gives seconds that never go back."""
+
+    api: endpoints.LoanApi
+    lease: Lease
+    held: Held
+    clock: Callable[[], float]
+    probe: MemoryProbe
+
+    def run(self, within: float, *, last: bool) -> Flow[Free]:
+        """Returns when every GPU is free; `last`: and when the operator has heard of it.
+
+        Raises:
+            NotReturned: after `within` seconds one is not known to be free.
+        """
+        started, held = self.clock(), self.held
+        yield Spawn(send(self.api.reclaiming(ReclaimingNotice(held.epoch, within))))
+        taken: list[_Taken] = yield Together(tuple(self._take(agent, started, within) for agent in held.agents))
+        total = self.clock() - started
+        free, killed = all(item.free for item in taken), any(item.killed for item in taken)
+        telling = send(self.api.reclaimed(ReclaimedNotice(held.epoch, free, total, killed)))
+        yield Together((telling,)) if last else Spawn(telling)
+        if not free:
+            raise self._not_returned(taken, total)
+        self.lease.all_free(max(item.epoch for item in taken) if taken else held.epoch)
+        via = "lease" if any(item.via == "lease" for item in taken) else "agents"
+        log.info("reclaimed (epoch %d) in %.3f s via %s", held.epoch, total, via)
+        return Free(held.epoch, via, killed, total)
+
+    def _take(self, agent: AgentEndpoint, started: float, within: float) -> Flow[_Taken]:
+        deadline, epoch, why, tries = started + within, self.held.epoch, "no answer yet", 0
+        while (remaining := deadline - self.clock()) > 0:
+            if agent.url is not None:
+                outcome = yield Send(endpoints.reclaim(agent, self.api.registration.token, epoch, remaining))
+                answer, why = _read(outcome)
+                if answer is not None and answer.free:
+                    return _Taken(free=True, epoch=epoch, killed=answer.killed)
+                # The pod's owner takes back whatever is in force, so a higher epoch than expected is fenced too.
+                epoch += isinstance(outcome, Reply) and outcome.status == CONFLICT
+            tries += 1
+            if (agent.url is None or tries > 1) and (yield from self._gone(agent)):
+                return _Taken(free=True, epoch=epoch, via="podGone")
+            if self.clock() >= self.lease.over_at(agent.uid, started) and self.probe.free():
+                return _Taken(free=True, epoch=epoch, via="lease")
+            yield Sleep(RETRY_SECONDS)
+        return _Taken(free=False, epoch=epoch, why=why)
+
+    def _gone(self, agent: AgentEndpoint) -> Flow[bool]:
+        """Whether the operator knows that this very pod no longer exists, hence holds no GPU."""
+        outcome = yield Send(self.api.view())
+        if not isinstance(outcome, Reply) or outcome.status != SUCCESS:
+            return False
+        try:
+            view = LoanView.from_wire(outcome.body)
+        except ProtocolError:
+            return False
+        return agent.uid not in {other.uid for other in view.agents}
+
+    def _not_returned(self, taken: list[_Taken], total: float) -> NotReturned:
+        left = [(agent, item.why) for agent, item in zip(self.held.agents, taken) if not item.free]
+        now = self.clock()
+        over = now - max(self.lease.over_at(agent.uid, now) for agent, _ in left)
+        listed = "; ".join(f"{agent.pod}: {why}" for agent, why in left)
+        return NotReturned(
+            f"after {total:.1f} s not every GPU of epoch {self.held.epoch} is known to be free ({listed}); "
+            "do not train yet, call reclaim() again or look at the named borrower pods",
+            epoch=self.held.epoch,
+            agents={agent.pod: why for agent, why in left},
+            lease_over_seconds=over,
+        )
+
+
+def _read(outcome: Reply | NoReply) -> tuple[ReclaimAnswer | None, str]:
+    """An agent's answer, or why there is none."""
+    if isinstance(outcome, NoReply):
+        return None, outcome.error
+    if outcome.status != SUCCESS:
+        said = outcome.body.get("message", "") if isinstance(outcome.body, dict) else ""
+        return None, f"HTTP status {outcome.status} {said}".strip()
+    try:
+        answer = ReclaimAnswer.from_wire(outcome.body)
+    except ProtocolError as error:
+        return None, str(error)
+    return answer, answer.message or "the agent could not see the memory come back"
