@@ -196,3 +196,18 @@ def test_a_fence_opens_only_for_higher_epochs() -> None:
     ahead = Fence().reclaim(9)  # a reclaim may overtake its grant
     with pytest.raises(FencedError):
         ahead.grant(9, 10.0, now=0.0)
+
+
+async def test_a_reclaim_in_the_middle_of_a_weight_update_kills_the_half_loaded_engine(
+    make_world: Any, run: Any
+) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    world.hanging = {"load"}
+    world.publish(1)
+    await world.wait_for(lambda: "load" in world.engine.calls)
+    answer = await world.worker.reclaim(1, 10.0)
+    assert (answer.free, answer.killed) == (True, True)
+    assert answer.total_seconds < 0.5
