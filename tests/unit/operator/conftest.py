@@ -43,6 +43,7 @@ EPOCH = 1_800_000_000.0
 WATCH_SECONDS = 0.02
 START_SECONDS = 5.0
 STOP_SECONDS = 1.0
+GC_SECONDS = 3.0
 
 
 class Killed(BaseException):
@@ -263,10 +264,14 @@ class FakeKube:
         if known is None:
             return
         self._emit("DELETED", kind, known)
+        asyncio.get_running_loop().call_later(GC_SECONDS, self._collect, known["metadata"]["uid"])
+
+    def _collect(self, owner: str) -> None:
+        """The garbage collector."""
         for plural, where, child in list(self.objects):
             body = self.objects.get((plural, where, child))
             owners = (body or {}).get("metadata", {}).get("ownerReferences", [])
-            if known["metadata"]["uid"] in {owner["uid"] for owner in owners}:
+            if owner in {each["uid"] for each in owners}:
                 self.remove(KIND_OF[plural], child, where)
 
     def _wrote(self, verb: str, kind: Kind, name: str) -> None:

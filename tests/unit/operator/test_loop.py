@@ -221,7 +221,7 @@ async def test_a_rollout_made_anew_under_the_same_name_does_not_adopt_the_old_on
     world.kube.remove(kinds.ROLLOUT, "swe", "rl")
     world.apply()
     await world.until(lambda: world.is_ready() and not old & set(world.uids.values()))
-    assert len(world.pods) == 3
+    assert set(world.pods) == {"swe-w0-0", "swe-w1-0", "swe-w2-0"}, "its own first incarnations"
     await world.stop()
 
 
