@@ -92,6 +92,13 @@ class Installation:
     namespace: str = NAMESPACE
     trainer_namespaces: tuple[str, ...] = ("trainers",)
 
+    def weights_of(self, rollout: str) -> Path:
+        """Folder of this machine behind `pvc://weights/ROLLOUT`, made if it is missing; every pod may write there."""
+        folder = self.weights / rollout
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
+        return folder
+
     def manifest(self, text: str) -> dict[str, Any]:
         """A manifest of the examples with the image that was built here."""
         built = text.replace("docker.io/pearl/worker-cpu:dev", self.artifacts.worker_image)

@@ -42,6 +42,7 @@ def apply(installation: Installation, api: Api, name: str) -> Fleet:
     """`kubectl apply` of one of the demo's manifests."""
     manifest = installation.manifest((HERE / "manifests" / f"{name}.yaml").read_text())
     manifest["metadata"]["namespace"] = NAMESPACE
+    installation.weights_of(name)
     fleet = Fleet(api, NAMESPACE, name)
     fleet.apply(manifest)
     return fleet

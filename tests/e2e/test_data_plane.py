@@ -135,10 +135,10 @@ def spans(export: TrajectoryExport) -> list[tuple[int, int, int | None]]:
 
 
 def test_new_weights_change_the_answers_and_the_segments_say_so(colocated: Fleet, installation: Installation) -> None:
-    fleet, source = colocated, installation.weights / colocated.name
+    fleet, source = colocated, installation.weights_of(colocated.name)
     with steady(fleet, "updated", prompt_tokens=50, max_tokens=1200, streams=2) as answers:
         wait_for(lambda: fleet.stats().live.decoding, seconds=20, what="turns are decoding")
-        publish(source, 1, [weight_file(installation, "tiny-b")])
+        publish(str(source), 1, [weight_file(installation, "tiny-b")])
         wait_for(lambda: fleet.stats().weights_min == 1, seconds=60, what="all workers have version 1")
     tokens = prompt(11, 60)
     fresh = fleet.generate(tokens, 24, identity("after-update"))
