@@ -189,7 +189,15 @@ class Fleet:
             right = counts.get("ready") == workers == counts.get("total")
             return found if true and current and right else None
 
-        return self.wait(f"{self.name} ready with {workers} workers", ready, seconds=seconds)
+        found = self.wait(f"{self.name} ready with {workers} workers", ready, seconds=seconds)
+        wait_for(self._gateway_answers, seconds=60, what=f"the gateway of {self.name} answers", last=self._summary)
+        return found
+
+    def _gateway_answers(self) -> bool:
+        try:
+            return bool(self.stats().rollout)
+        except httpx.TransportError:  # it restarts when its image or template changes
+            return False
 
     def wait_roles(self, wanted: Mapping[str, int], *, seconds: float = 60) -> GatewayStats:
         """Until the gateway routes by exactly these roles (role → number of ready, active workers)."""
