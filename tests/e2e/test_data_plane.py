@@ -134,27 +134,32 @@ def spans(export: TrajectoryExport) -> list[tuple[int, int, int | None]]:
     return found
 
 
+def model_of(version: int) -> str:
+    """Version 0 is `tiny`; each later one is the other of the two."""
+    return ("tiny", "tiny-b")[version % 2]
+
+
 def test_new_weights_change_the_answers_and_the_segments_say_so(colocated: Fleet, installation: Installation) -> None:
     fleet, source = colocated, installation.weights_of(colocated.name)
-    with steady(fleet, "updated", prompt_tokens=50, max_tokens=1200, streams=2) as answers:
+    old = fleet.stats().weights_max or 0
+    new = old + 1
+    with steady(fleet, f"updated-{new}", prompt_tokens=50, max_tokens=1200, streams=2):
         wait_for(lambda: fleet.stats().live.decoding, seconds=20, what="turns are decoding")
-        publish(str(source), 1, [weight_file(installation, "tiny-b")])
-        wait_for(lambda: fleet.stats().weights_min == 1, seconds=60, what="all workers have version 1")
+        publish(str(source), new, [weight_file(installation, model_of(new))])
+        wait_for(lambda: fleet.stats().weights_min == new, seconds=60, what=f"all workers have version {new}")
     tokens = prompt(11, 60)
-    fresh = fleet.generate(tokens, 24, identity("after-update"))
-    assert fresh.token_ids == greedy_by_transformers(installation, "tiny-b", [(tokens, 24)])[0]
-    assert {span["version"] for span in fresh.versions} == {"1"}
-    exports = [fleet.trajectory(f"updated-{n}-{k}") for n in range(2) for k in range(len(answers))[:1]]
+    fresh = fleet.generate(tokens, 24, identity(f"after-update-{new}"))
+    assert fresh.token_ids == greedy_by_transformers(installation, model_of(new), [(tokens, 24)])[0]
+    assert [span["version"] for span in fresh.versions] == [new]
+    exports = [fleet.trajectory(f"updated-{new}-{stream}-0") for stream in range(2)]
     crossing = [export for export in exports if len(spans(export)) > 1]
     assert crossing, "no turn lived through the update"
     for export in crossing:
-        assert [version for _, _, version in spans(export)] == [0, 1]
-        rows = [(export.token_ids[:start], end - start) for start, end, _ in spans(export)]
-        old, new = (
-            greedy_by_transformers(installation, model, [row])[0]
-            for model, row in zip(("tiny", "tiny-b"), rows, strict=True)
-        )
-        assert export.token_ids[len(rows[0][0]) :] == old + new
+        assert [version for _, _, version in spans(export)] == [old, new]
+        for start, end, version in spans(export):
+            row = (export.token_ids[:start], end - start)
+            expected = greedy_by_transformers(installation, model_of(version or 0), [row])[0]
+            assert export.token_ids[start:end] == expected
 
 
 @pytest.fixture(scope="module", autouse=True)
