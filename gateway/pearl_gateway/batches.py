@@ -38,7 +38,12 @@ class Batch:
     finished: dict[str, Finished] = field(default_factory=dict)
     consumed: set[str] = field(default_factory=set)
     aborted: set[str] = field(default_factory=set)
-    closed: bool = False
+    closed_at: float | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Nobody waits for it any more."""
+        return self.closed_at is not None
 
     def complete_groups(self) -> int:
         """Groups all of whose trajectories finished."""
@@ -64,7 +69,7 @@ class Batch:
             finished=len(self.finished),
             aborted=len(self.aborted),
             complete_groups=self.complete_groups(),
-            open_seconds=max(0.0, now - self.opened_at),
+            open_seconds=max(0.0, (now if self.closed_at is None else self.closed_at) - self.opened_at),
             closed=self.closed,
         )
 
@@ -151,6 +156,12 @@ class Batches:
         batch = self.by_step.get(step) if step is not None else None
         return batch is not None and not batch.closed and name not in batch.consumed and name not in batch.aborted
 
+    def waits_for(self, name: str) -> bool:
+        """Whether any open batch still has to hand out the trajectory."""
+        return any(
+            not one.closed and name in one.finished and name not in one.consumed for one in self.by_step.values()
+        )
+
     def waiting_versions(self) -> list[int]:
         """First weight versions of finished trajectories that open batches still have to hand out."""
         batches = [one for one in self.by_step.values() if not one.closed]
@@ -166,7 +177,7 @@ class Batches:
     def close(self, step: int) -> BatchProgress:
         """The batch is over; late ends are still counted."""
         if not self.get(step).closed:
-            self._write({"event": "close", "step": step})
+            self._write({"event": "close", "step": step, "time": self._wall()})
         return self.progress(step)
 
     def _write(self, event: dict[str, Any]) -> None:
@@ -194,4 +205,4 @@ class Batches:
         elif kind == "consume":
             batch.consumed |= set(event["trajectories"])
         elif kind == "close":
-            batch.closed = True
+            batch.closed_at = event["time"]

@@ -71,6 +71,8 @@ class Gateway:
         self.fleet = Fleet(clock, on_eject=self._probe, on_unready=self._doubt)
         self.text = TextService(self.fleet, self.engine, clock, settings.limits.queue)
         self.batches = Batches(wall, storage)
+        if storage is not None:
+            storage.needed = self.batches.waits_for
         self.recorder = Recorder(self.tally, storage, clock, storage.read_profile() if storage is not None else None)
         self.runner = Runner(
             fleet=self.fleet,
@@ -94,7 +96,7 @@ class Gateway:
             min_version=self.batches.min_version,
             current_step=self.batches.current,
             is_admitted=self.permits.is_admitted,
-            may_forget=lambda one: not self.batches.must_hand_out(one.step, one.id),
+            may_forget=lambda one: storage is not None or not self.batches.must_hand_out(one.step, one.id),
             restored=restore(storage.read_turns(), clock()) if storage is not None else {},
             on_start=self.batches.started,
         )

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pearl_gateway.tokens_in import Rendered
     from pearl_gateway.turn import Runner
 
-_KEPT_ENDED = 1024
-"""Ended trajectories that stay in memory; older ones are in the storage."""
+_KEPT_ENDED = 64
+"""Ended trajectories that stay in memory in any case."""
 _RETRY_AFTER_SECONDS = 1.0
 
 
@@ -266,7 +266,7 @@ class Sessions:
         trajectory.reward, trajectory.cause = reward, cause
         trajectory.turns.clear()
         self._ended[name] = trajectory
-        # What an open batch still has to hand out stays; with a storage it is there too.
+        # Older ones are in the storage; without one, what an open batch still has to hand out stays here.
         while len(self._ended) > _KEPT_ENDED and self._may_forget(next(iter(self._ended.values()))):
             self._ended.popitem(last=False)
         if aborted:

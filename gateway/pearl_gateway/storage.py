@@ -47,6 +47,8 @@ class Storage:
         self._events = Segments(folder, "batches", segment_bytes)
         self._turns = Segments(folder, "turns", segment_bytes)
         self._where = {line["export"]["trajectory"]: (number, offset) for number, offset, line in self._exports.lines()}
+        self.needed: Callable[[str], bool] = lambda _: False
+        """Says whether the export of a trajectory may not be dropped yet."""
         self._unfinished: dict[int, set[str]] = {}
         """File of `turns` → trajectories in it that have not ended."""
 
@@ -56,9 +58,16 @@ class Storage:
         self._where[export.trajectory] = self._exports.append(body)
         self._forget_turns(export.trajectory)
         if len(self._exports.numbers) > 1 and self._exports.bytes() > self._most_export_bytes:
-            oldest = self._exports.numbers[0]
-            self._exports.drop(oldest)
-            self._where = {name: at for name, at in self._where.items() if at[0] != oldest}
+            self._drop_oldest_exports()
+
+    def _drop_oldest_exports(self) -> None:
+        oldest = self._exports.numbers[0]
+        names = [name for name, at in self._where.items() if at[0] == oldest]
+        if any(self.needed(name) for name in names):
+            return  # a full disk is seen; a lost trajectory is not
+        self._exports.drop(oldest)
+        for name in names:
+            del self._where[name]
 
     def read_trajectory(self, name: str) -> TrajectoryExport | None:
         """An ended trajectory, or None if it was never written or is long gone."""

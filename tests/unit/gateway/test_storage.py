@@ -48,8 +48,13 @@ def test_turns_stay_until_all_trajectories_of_their_file_ended(tmp_path: Path) -
 
 def test_oldest_exports_go_when_there_are_too_many_bytes(tmp_path: Path) -> None:
     storage = Storage(tmp_path, time.monotonic, segment_bytes=1, most_export_bytes=700)
+    needed = {"a"}
+    storage.needed = needed.__contains__
     for name in ("a", "b", "c"):
         storage.write_trajectory(None, export(name))
+    assert storage.read_trajectory("a") == export("a")
+    needed.clear()
+    storage.write_trajectory(None, export("d"))
     assert storage.read_trajectory("a") is None
     found = storage.read_trajectory("c")
     assert found == export("c")
