@@ -121,7 +121,10 @@ class Fleet:
     api: Api
     namespace: str
     name: str
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120, trust_env=False))
+    # A connection to a pod that is just going gets no answer at all: try again soon.
+    http: httpx.Client = field(
+        default_factory=lambda: httpx.Client(timeout=httpx.Timeout(120, connect=2), trust_env=False)
+    )
 
     @property
     def path(self) -> str:
