@@ -27,6 +27,7 @@ from pearl_gateway.settings import Limits, Settings, Tokens
 from pearl_worker.cache import say
 from pearl_worker.engine_command import engine_command
 from pearl_worker.engine_env import ensure_engine_environment
+from pearl_worker.engine_http import HttpEngineClient
 from pearl_worker.models import ensure_model
 from pearl_worker.settings import Device, cache_directory
 from pearl_worker.settings import Settings as WorkerSettings
@@ -103,6 +104,19 @@ class RealEngine:
         """The engine itself, past the gateway."""
         headers = {"Authorization": f"Bearer {token}"}
         return httpx.post(self.url + path, json=body, headers=headers, timeout=60)
+
+    async def load(self, model: str, version: int) -> None:
+        """New weights, as the worker agent brings them in: abort, load, label, go on."""
+        folder = ensure_model(model, ROOT, cache_directory(os.environ))
+        async with aiohttp.ClientSession() as session:
+            engine = HttpEngineClient(session, self.url, MODEL, "admin")
+            await engine.prepare_weight_updates()
+            await engine.pause("abort")
+            await engine.start_weight_update()
+            await engine.load_weight_files([folder / "model.safetensors"])
+            await engine.finish_weight_update(version)
+            assert await engine.reset_prefix_cache()
+            await engine.resume()
 
     def answer(self, prompt: list[int], count: int) -> list[int]:
         """Its own greedy answer, undisturbed."""

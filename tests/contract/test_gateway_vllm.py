@@ -108,6 +108,26 @@ async def test_paused_engine_gives_back_its_tokens_and_the_turn_goes_on(real: Re
     assert (await real.counters())["resumes"] == 1
 
 
+async def test_new_weights_in_mid_answer_change_it_and_the_segments_say_where(real: RealBench) -> None:
+    first, second = real.engines
+    real.gateway.fleet.remove("b")
+    ids = prompt(50, seed=7)
+    task = asyncio.create_task(real.generate(ids, 400, headers={"X-Pearl-Trajectory": "updated"}))
+    await real.received("updated", 20)
+    await first.load("tiny-b", version=1)
+    answer = tokens(await task)
+    export = (await real.client.get("/v1/trajectories/updated")).json()
+    old, new = export["segments"]
+    assert [(one["version"], one["reason"]) for one in (old, new)] == [(0, "weightsUpdated"), (1, "complete")]
+    seam = old["end"] - len(ids)
+    assert export["versions"] == [None] * 50 + [0] * seam + [1] * (400 - seam)
+    # The other engine still has the old weights; this one has the new ones.
+    assert answer[:seam] == second.answer(ids, seam)
+    assert answer[seam:] == first.answer(ids + answer[:seam], 400 - seam)
+    assert answer[seam:] != second.answer(ids + answer[:seam], 400 - seam)
+    await first.load("tiny", version=2)
+
+
 async def test_client_that_leaves_frees_the_engine(real: RealBench) -> None:
     task = asyncio.create_task(real.generate(prompt(60, seed=9), 1500, headers={"X-Pearl-Trajectory": "left"}))
     await real.received("left", 20)
