@@ -9,8 +9,9 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass
+from enum import StrEnum
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pearl_api.names import (
     COMPONENT_WORKER,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from pearl_gateway.gateway import Routing
 
+E = TypeVar("E", bound=StrEnum)
 _LOG = logging.getLogger(__name__)
 _BACKOFF_SECONDS = (0.1, 0.2, 0.5)
 _WATCH_SECONDS = 300
@@ -140,7 +142,8 @@ def pod_facts(pod: Mapping[str, Any]) -> WorkerFacts:
     address = status.get("podIP")
     host = f"[{address}]" if address and ":" in address else address
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
-    activity = Activity(labels.get(LABEL_ACTIVITY, Activity.ACTIVE))
+    activity = _known(Activity, labels.get(LABEL_ACTIVITY), Activity.ACTIVE)
+    epoch = str(labels.get(LABEL_ROLE_EPOCH, ""))
     if metadata.get("deletionTimestamp") and activity is Activity.ACTIVE:
         activity = Activity.DRAINING
     return WorkerFacts(
@@ -148,12 +151,17 @@ def pod_facts(pod: Mapping[str, Any]) -> WorkerFacts:
         pod=metadata["name"],
         url=f"http://{host}:{PORT_ENGINE}" if host else None,
         agent_url=f"http://{host}:{PORT_AGENT}" if host else None,
-        role=Role(labels.get(LABEL_ROLE, Role.COLOCATED)),
-        role_epoch=int(labels.get(LABEL_ROLE_EPOCH, "0")),
+        role=_known(Role, labels.get(LABEL_ROLE), Role.COLOCATED),
+        role_epoch=int(epoch) if epoch.isdigit() else 0,
         activity=activity,
         ready=ready,
         borrowed=labels.get(LABEL_ZONE) == Zone.BORROWED,
     )
+
+
+def _known(kind: type[E], value: Any, default: E) -> E:
+    """A label's value; one that somebody mistyped must not stop the watch."""
+    return kind(value) if value in list(kind) else default
 
 
 @dataclass(frozen=True, slots=True)

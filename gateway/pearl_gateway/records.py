@@ -72,6 +72,10 @@ class Recorder:
         if self._storage is not None:
             self._storage.write_trajectory(trajectory.step, trajectory.export())
 
+    def has_ended(self, name: str) -> bool:
+        """Whether a trajectory of that name was written to the export."""
+        return self._storage is not None and self._storage.has_trajectory(name)
+
     def _add(self, record: TurnRecord | TrajectoryRecord) -> None:
         if record.kind != "train":
             return

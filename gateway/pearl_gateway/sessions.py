@@ -81,7 +81,7 @@ class Sessions:
             known = self.live.get(name)
             if known is not None:
                 return known
-            if name in self._ended:
+            if name in self._ended or self._recorder.has_ended(name):
                 raise _conflict("TrajectoryEnded", f"trajectory {name!r} is over; use a new name")
         self._admit(identity)
         now = self._clock()

@@ -74,6 +74,10 @@ class Storage:
         at = self._where.get(name)
         return None if at is None else TrajectoryExport.model_validate(self._exports.read(*at)["export"])
 
+    def has_trajectory(self, name: str) -> bool:
+        """Whether the export of an ended trajectory is here."""
+        return name in self._where
+
     def write_event(self, event: dict[str, Any]) -> None:
         """Append one event of the batch log."""
         self._events.append(event)

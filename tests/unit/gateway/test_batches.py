@@ -150,6 +150,8 @@ async def test_restart_of_the_gateway_loses_no_finished_turn(
         await post(bench, "/v1/batches/1/finish", {"trajectory": "t1"})
     async with lasting() as bench:
         assert bench.gateway.sessions.live == {}
+        await bench.engine()
+        assert (await bench.generate([1], 1)).json()["error"]["type"] == "TrajectoryEnded"
         (consumed,) = await post(bench, "/v1/batches/1/consume")
         assert consumed["tokenIds"] == [1, 2, *first, 5, *second]
         assert (await post(bench, "/v1/batches/1/close"))["completeGroups"] == 0

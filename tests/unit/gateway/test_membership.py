@@ -38,6 +38,12 @@ def test_pod_becomes_facts() -> None:
     )
 
 
+def test_mistyped_labels_do_not_stop_the_watch() -> None:
+    labels = {"pearl.dev/role": "decoder", "pearl.dev/role-epoch": "x", "pearl.dev/activity": "busy"}
+    facts = pod_facts(pod(labels=labels))
+    assert (facts.role, facts.role_epoch, facts.activity) == (Role.COLOCATED, 0, Activity.ACTIVE)
+
+
 def test_pod_that_is_deleted_drains() -> None:
     assert pod_facts(pod(deletionTimestamp="2026-01-01T00:00:00Z")).activity is Activity.DRAINING
 
