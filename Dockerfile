@@ -23,8 +23,9 @@ RUN /opt/build/bin/hatchling build -t wheel -d /dist
 
 FROM ${BASE}
 COPY --from=dependencies /opt/pearl /opt/pearl
-RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
-    python -m pip --python /opt/pearl/bin/python --no-cache-dir --disable-pip-version-check \
+# Copied, not mounted: older buildah reuses a RUN layer although what it mounts has changed.
+COPY --from=wheel /dist /dist
+RUN python -m pip --python /opt/pearl/bin/python --no-cache-dir --disable-pip-version-check \
       install --root-user-action ignore --no-deps --no-index /dist/*.whl
 # LOGNAME: kopf asks who runs it, and the user of a pod need not be in /etc/passwd.
 ENV PATH=/opt/pearl/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp LOGNAME=pearl

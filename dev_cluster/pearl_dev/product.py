@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "pearl"
 RELEASE = "pearl"
-COMMON = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "crds/pearl_api", "planner/pearl_planner")
+COMMON = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "requirements/build.txt", "crds/pearl_api")
 OPERATOR_INPUTS = (
     *COMMON,
-    *("Dockerfile", "requirements/product.txt", "requirements/build.txt"),
-    *("operator/pearl_operator", "gateway/pearl_gateway"),
+    *("Dockerfile", "requirements/product.txt"),
+    *("planner/pearl_planner", "operator/pearl_operator", "gateway/pearl_gateway"),
 )
-WORKER_INPUTS = (*COMMON, "requirements", "worker_image")
+WORKER_INPUTS = (*COMMON, "requirements/worker.txt", "worker_image/Dockerfile.cpu", "worker_image/pearl_worker")
 
 
 @dataclass(frozen=True, slots=True)

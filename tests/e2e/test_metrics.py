@@ -23,18 +23,24 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def automatic(quickstart: Fleet) -> Iterator[Fleet]:
-    """Disaggregated with the ratio left to the planner, and quick to decide."""
+    """Disaggregated with the ratio left to the planner, and quick to decide.
+
+    Planned with SmolLM2's table: the tiny model's own decode steps hardly depend on the number of sequences.
+    """
     quickstart.patch(
         {
             "mode": "Disaggregated",
             "ratio": None,
+            "engine": {"table": "SmolLM2-135M/cpu"},
             "capacity": {"reserved": {"gpus": 3}},
             "policy": {"hysteresis": {"minDwellSeconds": 1}, "coalesceSeconds": 1},
         }
     )
     quickstart.wait_ready(3)
     yield quickstart
-    quickstart.patch({"policy": {"hysteresis": {"minDwellSeconds": 30}, "coalesceSeconds": 15}})
+    quickstart.patch(
+        {"engine": {"table": None}, "policy": {"hysteresis": {"minDwellSeconds": 30}, "coalesceSeconds": 15}}
+    )
 
 
 def debug_ring(fleet: Fleet, installation: Installation) -> list[dict[str, Any]]:
