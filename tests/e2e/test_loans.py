@@ -74,6 +74,7 @@ def trainer(installation: Installation, quickstart: Fleet) -> Iterator[Trainer]:
     shutil.copytree(ROOT / "trainer_adapter/pearl_trainer", code / "pearl_trainer", dirs_exist_ok=True)
     shutil.copy(Path(__file__).with_name("trainer_shell.py"), code)
     installation.cluster.volume("code", code, TRAINERS, read_only=True)
+    installation.cluster.kubectl("-n", TRAINERS, "delete", "pod", "trainer-0", "--ignore-not-found", "--grace-period=1")
     installation.cluster.apply(*trainer_manifests(installation))
     installation.cluster.kubectl("-n", TRAINERS, "wait", "--for=condition=Ready", "pod/trainer-0", "--timeout=120s")
     quickstart.patch({"mode": "Colocated", "ratio": None})
@@ -105,8 +106,10 @@ def in_flight(fleet: Fleet, uid: str) -> int:
 
 
 def lend_until_serving(trainer: Trainer, fleet: Fleet) -> dict[str, Any]:
-    answer = trainer.tell("lend")
-    assert answer["granted"], answer
+    trainer.tell("lend")  # the SDK repeats the offer while the borrower pod is still starting
+    answer = wait_for(
+        lambda: told if (told := trainer.tell("lent"))["lent"] else None, seconds=120, what="the loan is granted"
+    )
     pod = borrower(fleet)
     wait_for(
         lambda: (
