@@ -1,6 +1,6 @@
 """Measures the step times of real vLLM on this machine's CPU and fits the planner's engine table.
 
-    python -m pearl_worker.measure tiny smollm2        # writes planner/pearl_planner/tables/cpu.json
+    python -m pearl_worker.measure        # tiny and smollm2; writes planner/pearl_planner/tables/cpu.json
 
 Fitted (docs/models.md, "Engine step"): a decode step of n sequences with `context` tokens in all lasts
 `fixed + b0*n + c_kv*context`; a prefill of c tokens behind `prefix` cached ones lasts
@@ -212,9 +212,11 @@ def main() -> int:
     """Measure the named models and update the table file."""
     root = Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("names", nargs="+", choices=NAMES, metavar="MODEL", help=", ".join(NAMES))
+    parser.add_argument("names", nargs="*", default=["tiny", "smollm2"], metavar="MODEL", help=", ".join(NAMES))
     parser.add_argument("--output", type=Path, default=root / "planner/pearl_planner/tables/cpu.json")
     arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(NAMES):
+        parser.error(f"no recipe for {', '.join(sorted(unknown))}: choose from {', '.join(NAMES)}")
     cache = cache_directory(os.environ)
     tables = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
     environment = ensure_engine_environment(root, cache)
