@@ -16,7 +16,7 @@ from pearl_worker.settings import OnUpdate, Settings
 
 _POLL_SECONDS = 0.05
 _HEALTH_POLL_SECONDS = 0.2
-_TERMINATE_SECONDS = 5.0
+_TERMINATE_SECONDS = 3.0
 _PIN_MARGIN_SECONDS = 5.0
 
 
