@@ -119,6 +119,7 @@ def lend_until_serving(trainer: Trainer, fleet: Fleet) -> dict[str, Any]:
         seconds=200,
         what="the gateway routes to the borrowed worker",
     )
+    fleet.wait_roles({"colocated": 4})
     return answer
 
 
