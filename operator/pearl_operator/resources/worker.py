@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pearl_api import names
 from pearl_api.names import Activity, Zone
+from pearl_api.rollout import WeightsSpec
 from pearl_operator.resources import common
 from pearl_operator.resources.merge import merge
 
@@ -26,6 +27,7 @@ STATE_DIR: Final = "/var/run/pearl"
 _GRACE_SECONDS: Final = 15
 """On top of the drain: stopping the engine."""
 _SHAPE_DIGITS: Final = 12
+_ON_UPDATE_DEFAULT: Final = WeightsSpec().on_update
 _ANNOTATIONS: Final = {
     Zone.RESERVED: {
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -45,12 +47,15 @@ def shape_hash(spec: PearlRolloutSpec, zone: Zone) -> str:
     Computed from what the user wrote, not from the pod that is built, so that a new operator version does not
     replace a fleet, and so that deadlines, policy and roles touch no pod.
     """
-    basis = {
+    basis: dict[str, Any] = {
         "model": spec.model.model_dump(mode="json"),
         "engine": spec.engine.model_dump(mode="json", exclude={"table"}),
         "weights": spec.weights.source,
         "templates": [template for template in _templates(spec, zone) if template],
     }
+    if spec.weights.on_update != _ON_UPDATE_DEFAULT:
+        # Left out at its default: fleets from before it counted keep their pods.
+        basis["onUpdate"] = spec.weights.on_update
     text = json.dumps(basis, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_SHAPE_DIGITS]
 
@@ -167,6 +172,7 @@ def _environment(spec: PearlRolloutSpec, zone: Zone) -> list[dict[str, Any]]:
         "PEARL_ENGINE_ARGS": json.dumps(spec.engine.args),
         "PEARL_DRAIN_SECONDS": f"{spec.policy.deadlines.drain_seconds:g}",
         "PEARL_START_SECONDS": f"{spec.policy.deadlines.start_seconds:g}",
+        "PEARL_ON_UPDATE": spec.weights.on_update,
         "PEARL_TOKENS_DIR": TOKENS_DIR,
         "PEARL_STATE_DIR": STATE_DIR,
         common.KV_LEASE_VARIABLE: f"{common.kv_lease_seconds(spec, zone):g}",

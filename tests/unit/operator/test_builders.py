@@ -128,6 +128,8 @@ def test_template_is_merged_into_the_worker_container_and_cannot_take_our_labels
         ({"engine": {**SPEC["engine"], "args": []}}, True),
         ({"engine": {**SPEC["engine"], "tensorParallel": 4}}, True),
         ({"weights": {"source": "pvc://weights/run-2"}}, True),
+        ({"weights": {**SPEC["weights"], "onUpdate": "KeepKV"}}, True),
+        ({"weights": {**SPEC["weights"], "onUpdate": "Recompute"}}, False),
         ({"podTemplate": {"spec": {"nodeSelector": {"pool": "gpu"}}}}, True),
         ({"policy": {"deadlines": {"drainSeconds": 90}}}, False),
         ({"weights": {**SPEC["weights"], "maxStaleness": 4}}, False),
@@ -141,6 +143,16 @@ def test_shape_changes_with_what_the_engine_runs_and_with_nothing_else(
     replaces: bool,
 ) -> None:
     assert (shape_hash(spec_of(**change), Zone.RESERVED) != shape_hash(spec_of(), Zone.RESERVED)) is replaces
+
+
+def test_a_newer_operator_keeps_the_pods_of_a_fleet() -> None:
+    assert shape_hash(spec_of(), Zone.RESERVED) == "beabab506dc3"
+
+
+@pytest.mark.parametrize("on_update", ["Recompute", "FinishTurn", "KeepKV"])
+def test_worker_learns_what_a_weight_update_does_to_requests_inside(on_update: str) -> None:
+    pod = pod_of(spec_of(weights={**SPEC["weights"], "onUpdate": on_update}))
+    assert environment(pod["spec"])["PEARL_ON_UPDATE"] == on_update
 
 
 def test_a_template_of_one_zone_replaces_pods_of_that_zone_only() -> None:
