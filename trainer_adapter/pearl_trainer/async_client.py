@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pearl_trainer import settings as settings_module
 from pearl_trainer.aio import Background, Driver
 from pearl_trainer.gpus import MemoryProbe
-from pearl_trainer.ranks import Hook, Hooks, RankedLoan
+from pearl_trainer.ranks import Hook, Hooks, LoanFacts, RankedLoan
 from pearl_trainer.session import Enrolment, Session
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pearl_trainer.core import LendResult
     from pearl_trainer.gateway import GatewayApi, Generated, Turn
-    from pearl_trainer.messages import BatchProgress, PermitAnswer, RegisterAnswer, Trajectory
+    from pearl_trainer.messages import BatchProgress, PermitAnswer, Trajectory
     from pearl_trainer.reclaim import Free
     from pearl_trainer.sansio import Flow
     from pearl_trainer.settings import Settings
@@ -110,29 +110,14 @@ class AsyncPearlClient:
         await self.close()
 
 
-class AsyncLoan:
+class AsyncLoan(LoanFacts):
     """As `Loan`."""
 
     def __init__(self, client: AsyncPearlClient, ranked: RankedLoan, driver: Driver) -> None:
+        super().__init__(ranked)
         self._client = client
-        self._ranked = ranked
         self._driver = driver
         self._background: Background | None = driver.start(ranked.core.keep()) if ranked.leads else None
-
-    @property
-    def lent(self) -> bool:
-        """A grant is in force."""
-        return self._ranked.core.lent
-
-    @property
-    def epoch(self) -> int:
-        """Highest loan epoch heard of; 0 = none."""
-        return self._ranked.core.epoch
-
-    @property
-    def registration(self) -> RegisterAnswer | None:
-        """What enrolling answered; None while PEARL was never reached."""
-        return self._ranked.core.registration
 
     @asynccontextmanager
     async def training(self, *, within: float | None = None, cap_seconds: float | None = None) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pearl_trainer import settings as settings_module
 from pearl_trainer.blocking import Background, Driver
 from pearl_trainer.gpus import MemoryProbe
-from pearl_trainer.ranks import Hook, Hooks, RankedLoan
+from pearl_trainer.ranks import Hook, Hooks, LoanFacts, RankedLoan
 from pearl_trainer.session import Enrolment, Session
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pearl_trainer.core import LendResult
     from pearl_trainer.gateway import GatewayApi, Generated, Turn
-    from pearl_trainer.messages import BatchProgress, PermitAnswer, RegisterAnswer, Trajectory
+    from pearl_trainer.messages import BatchProgress, PermitAnswer, Trajectory
     from pearl_trainer.reclaim import Free
     from pearl_trainer.sansio import Flow
     from pearl_trainer.settings import Settings
@@ -135,29 +135,14 @@ class PearlClient:
         self.close()
 
 
-class Loan:
+class Loan(LoanFacts):
     """The GPUs of this pod, lent between updates. A context manager: leaving it takes them back for good."""
 
     def __init__(self, client: PearlClient, ranked: RankedLoan, driver: Driver) -> None:
+        super().__init__(ranked)
         self._client = client
-        self._ranked = ranked
         self._driver = driver
         self._background: Background | None = driver.start(ranked.core.keep()) if ranked.leads else None
-
-    @property
-    def lent(self) -> bool:
-        """A grant is in force."""
-        return self._ranked.core.lent
-
-    @property
-    def epoch(self) -> int:
-        """Highest loan epoch heard of; 0 = none."""
-        return self._ranked.core.epoch
-
-    @property
-    def registration(self) -> RegisterAnswer | None:
-        """What enrolling answered; None while PEARL was never reached."""
-        return self._ranked.core.registration
 
     @contextmanager
     def training(self, *, within: float | None = None, cap_seconds: float | None = None) -> Iterator[None]:

@@ -16,6 +16,7 @@ from pearl_trainer.sansio import Flow, Invoke
 
 if TYPE_CHECKING:
     from pearl_trainer.core import LendResult, LoanCore
+    from pearl_trainer.messages import RegisterAnswer
     from pearl_trainer.reclaim import Free
 
 log = logging.getLogger("pearl_trainer")
@@ -112,3 +113,25 @@ class RankedLoan:
                 f"{name}() was called on a local rank above 0: call it on rank 0 only, or use `with loan.training():` "
                 "on every rank"
             )
+
+
+class LoanFacts:
+    """What both clients' loans say about themselves."""
+
+    def __init__(self, ranked: RankedLoan) -> None:
+        self._ranked = ranked
+
+    @property
+    def lent(self) -> bool:
+        """A grant is in force."""
+        return self._ranked.core.lent
+
+    @property
+    def epoch(self) -> int:
+        """Highest loan epoch heard of; 0 = none."""
+        return self._ranked.core.epoch
+
+    @property
+    def registration(self) -> RegisterAnswer | None:
+        """What enrolling answered; None while PEARL was never reached."""
+        return self._ranked.core.registration
