@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pearl_api.wire.worker import ActivityRequest, GrantRequest
     from pearl_operator.facts import RolloutFact
     from pearl_operator.kinds import Kind
+    from pearl_operator.look import Look
+    from pearl_operator.loop import RolloutLoop
     from pearl_planner.types import AnswerLoan, Loan
 
 Object = dict[str, Any]
@@ -529,6 +531,19 @@ class World:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    async def decided(self) -> tuple[RolloutLoop, Look]:
+        """Three ready workers and one more look at them; the loop is stopped and its index grows stale."""
+        self.apply()
+        await self.start()
+        await self.until(self.is_ready)
+        assert self.core is not None
+        loop = next(iter(self.core.supervisor.loops.values()))
+        rollout = self.core.index.rollouts[loop.key]
+        assert rollout.spec is not None
+        look = await loop._decide(rollout, rollout.spec)
+        await self.stop()
+        return loop, look
 
     async def until(self, condition: Callable[[], bool], seconds: float = 120.0) -> None:
         """Lets (virtual) time pass until the condition holds; a dead operator raises what killed it."""

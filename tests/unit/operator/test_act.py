@@ -21,15 +21,7 @@ pytestmark = pytest.mark.looptime
 
 async def scene(world: World) -> tuple[Actor, Look]:
     """Three ready workers; the loop is stopped, its actor still works on its (now stale) index."""
-    world.apply()
-    await world.start()
-    await world.until(world.is_ready)
-    assert world.core is not None
-    loop = next(iter(world.core.supervisor.loops.values()))
-    rollout = world.core.index.rollouts[loop.key]
-    assert rollout.spec is not None
-    look = await loop._decide(rollout, rollout.spec)
-    await world.stop()
+    loop, look = await world.decided()
     return loop.parts.actor, look
 
 

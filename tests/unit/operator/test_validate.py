@@ -23,15 +23,7 @@ pytestmark = pytest.mark.looptime
 
 async def a_drained_worker(world: World) -> tuple[DeleteWorker, Look, Sources]:
     """A look at three workers, `swe-w1-0` of which is drained and to be deleted; the operator is stopped."""
-    world.apply()
-    await world.start()
-    await world.until(world.is_ready)
-    assert world.core is not None
-    loop = next(iter(world.core.supervisor.loops.values()))
-    rollout = world.core.index.rollouts[loop.key]
-    assert rollout.spec is not None
-    look = await loop._decide(rollout, rollout.spec)
-    await world.stop()
+    loop, look = await world.decided()
     label = {"metadata": {"labels": {names.LABEL_ACTIVITY: "draining"}}}
     world.kube.patch(kinds.POD, "swe-w1-0", "rl", label)
     workers = tuple(
