@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +26,13 @@ def pages() -> dict[str, str]:
         "wire": _wire_page(),
         "labels": _labels_page(),
     }
+    bodies["README"] = _index_page(bodies)
     return {name: _GENERATED + body for name, body in bodies.items()}
+
+
+def _index_page(bodies: Mapping[str, str]) -> str:
+    titles = ((name, body.splitlines()[0].removeprefix("# ")) for name, body in bodies.items())
+    return "# Reference\n\n" + "".join(f"- [{title}]({name}.md)\n" for name, title in titles)
 
 
 def _resource_page(resource: Resource) -> str:

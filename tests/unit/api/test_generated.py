@@ -55,6 +55,7 @@ def test_reference_pages_list_fields_endpoints_and_labels() -> None:
     assert "spec.ratio means nothing with spec.mode Colocated" in pages["pearlrollout"]
     assert "| GET  /v1/state " in pages["wire"]
     assert "| `pearl.dev/role` | `colocated`, `prefill` or `decode`" in pages["labels"]
+    assert all(f"]({name}.md)" in pages["README"] for name in pages if name != "README")
     assert "| `PrometheusUnreachable` | Prometheus could not be queried. |" in pages["conditions"]
 
 
