@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pearl_planner.types import Mode, Role, Shape, Slot, Worker, WorkerState, Zone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 LIVE = frozenset({WorkerState.READY, WorkerState.UNREADY, WorkerState.ASLEEP})
 """Served before and will serve again without a start."""
@@ -61,16 +61,6 @@ def assign(
     ]
     slots += [Slot(slot, zone, roles[slot], next_incarnations.get(slot, 0)) for slot, zone in added]
     return tuple(sorted(slots, key=lambda one: one.slot))
-
-
-def role_changes(workers: Iterable[Worker], slots: Iterable[Slot]) -> tuple[Worker, ...]:
-    """Serving workers whose role the slots change."""
-    roles = {(one.slot, one.incarnation): one.role for one in slots}
-    return tuple(
-        worker
-        for worker in workers
-        if is_live(worker) and roles.get((worker.slot, worker.incarnation), worker.role) is not worker.role
-    )
 
 
 def _newest_of_slots(workers: Sequence[Worker]) -> list[Worker]:

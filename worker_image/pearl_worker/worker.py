@@ -143,9 +143,9 @@ class Worker:
 
     async def run(self) -> None:
         """Until `stop` was asked for and the engine is gone."""
-        async with asyncio.TaskGroup() as helpers:
-            poll = helpers.create_task(self._poll_manifest())
-            watch = helpers.create_task(self._watch_health())
+        async with asyncio.TaskGroup() as background:
+            poll = background.create_task(self._poll_manifest())
+            watch = background.create_task(self._watch_health())
             await self._loop()
             poll.cancel()
             watch.cancel()
