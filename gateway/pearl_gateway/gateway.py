@@ -67,9 +67,11 @@ class Gateway:
         self.membership_known = False
         self.tally = Tally()
         self.routing = Routing(settings.local_append_tokens, None, settings.max_staleness)
-        self.engine = EngineClient(session, settings.tokens.engine, settings.tokens.agent, settings.limits.connect)
+        self.engine = EngineClient(
+            session, settings.tokens.engine, settings.tokens.agent, settings.limits.connect_seconds
+        )
         self.fleet = Fleet(clock, on_eject=self._probe, on_unready=self._doubt)
-        self.text = TextService(self.fleet, self.engine, clock, settings.limits.queue)
+        self.text = TextService(self.fleet, self.engine, clock, settings.limits.queue_seconds)
         self.batches = Batches(wall, storage)
         if storage is not None:
             storage.needed = self.batches.waits_for
@@ -136,7 +138,7 @@ class Gateway:
         """End trajectories and give back permits that nobody has used for the idle time."""
         if self.routing.on_exceed == "Abort":
             self._abort_stale()
-        idle, now = self.settings.limits.idle, self.clock()
+        idle, now = self.settings.limits.idle_seconds, self.clock()
         for one in list(self.sessions.live.values()):
             if one.idle_since is not None and now - one.idle_since > idle:
                 self._ended(self.sessions.end(one.id, aborted=True, reward=None, cause="idle"))

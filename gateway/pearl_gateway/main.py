@@ -42,7 +42,7 @@ async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway with its clients and its storage, closed in the end; nothing feeds its fleet yet."""
     storage = Storage(settings.storage, time.monotonic) if settings.storage is not None else None
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-    timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=settings.limits.connect)
+    timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=settings.limits.connect_seconds)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         gateway = Gateway(
             settings=settings,

@@ -22,6 +22,8 @@ _LEAK_SLACK = 4.0
 """Affinity is given up when its worker is busier than factor × the idlest + slack: a cold prefill is cheaper then."""
 _HANDOFF_PENALTY = 0.5
 """What a hand-off weighs, in running requests, when a colocated worker and a pair are compared while roles change."""
+_TOKENS_PER_REQUEST = 512.0
+"""Queued prompt tokens that keep a prefill worker as busy as one more running request."""
 
 
 class RouteKind(StrEnum):
@@ -122,7 +124,7 @@ def _pair(candidates: Sequence[Candidate], ask: Ask) -> Route | None:
     if not linked:
         # No KV that it could use would reach it: it computes the prompt itself.
         return Route(RouteKind.DEGRADED, decode.uid)
-    queue = [Candidate(one.uid, one.role, one.load + one.prefill_tokens / 512) for one in linked]
+    queue = [Candidate(one.uid, one.role, one.load + one.prefill_tokens / _TOKENS_PER_REQUEST) for one in linked]
     prefill = _with_affinity(queue, (ask.prefill_home, ask.group_prefill))
     return Route(RouteKind.HANDOFF, decode.uid, prefill.uid)
 

@@ -48,17 +48,17 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Deadlines and bounds of turns, in seconds unless named otherwise."""
+    """Deadlines and bounds of turns."""
 
-    kv_lease: float = 10.0
-    borrowed_kv_lease: float = 3.0
+    kv_lease_seconds: float = 10.0
+    borrowed_kv_lease_seconds: float = 3.0
     kv_age_share: float = 0.6
-    handoff: float = 10.0
-    prefill: float = 120.0
-    stall: float = 120.0
-    queue: float = 600.0
-    connect: float = 2.0
-    idle: float = 3600.0
+    handoff_seconds: float = 10.0
+    prefill_seconds: float = 120.0
+    stall_seconds: float = 120.0
+    queue_seconds: float = 600.0
+    connect_seconds: float = 2.0
+    idle_seconds: float = 3600.0
     max_turns: int = 4096
     max_model_len: int = 32768
 
@@ -71,14 +71,14 @@ class Limits:
 
     def lease(self, *, borrowed: bool) -> float:
         """How long a prefill worker keeps KV for others."""
-        return self.borrowed_kv_lease if borrowed else self.kv_lease
+        return self.borrowed_kv_lease_seconds if borrowed else self.kv_lease_seconds
 
     def fetch_by(self, *, borrowed: bool, age: float) -> float:
         """Seconds until the first token of a hand-off must be there, for KV of this age.
 
         Later than that the lease may have ended before the KV was fetched, and the tokens could be wrong.
         """
-        return min(self.handoff, _LEASE_MARGIN * self.lease(borrowed=borrowed) - age)
+        return min(self.handoff_seconds, _LEASE_MARGIN * self.lease(borrowed=borrowed) - age)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +129,14 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 
 def _read_limits(environment: Mapping[str, str]) -> Limits:
     return Limits(
-        kv_lease=_number(environment, "PEARL_KV_LEASE_SECONDS", 10),
-        borrowed_kv_lease=_number(environment, "PEARL_BORROWED_KV_LEASE_SECONDS", 3),
+        kv_lease_seconds=_number(environment, "PEARL_KV_LEASE_SECONDS", 10),
+        borrowed_kv_lease_seconds=_number(environment, "PEARL_BORROWED_KV_LEASE_SECONDS", 3),
         kv_age_share=_number(environment, "PEARL_KV_AGE_LIMIT_PERCENT", 60) / 100,
-        handoff=_number(environment, "PEARL_HANDOFF_SECONDS", 10),
-        prefill=_number(environment, "PEARL_PREFILL_SECONDS", 120),
-        stall=_number(environment, "PEARL_STALL_SECONDS", 120),
-        queue=_number(environment, "PEARL_QUEUE_SECONDS", 600),
-        idle=_number(environment, "PEARL_IDLE_SECONDS", 3600),
+        handoff_seconds=_number(environment, "PEARL_HANDOFF_SECONDS", 10),
+        prefill_seconds=_number(environment, "PEARL_PREFILL_SECONDS", 120),
+        stall_seconds=_number(environment, "PEARL_STALL_SECONDS", 120),
+        queue_seconds=_number(environment, "PEARL_QUEUE_SECONDS", 600),
+        idle_seconds=_number(environment, "PEARL_IDLE_SECONDS", 3600),
         max_turns=int(_number(environment, "PEARL_MAX_TURNS", 4096)),
         max_model_len=int(_number(environment, "PEARL_MAX_MODEL_LEN", 32768)),
     )

@@ -150,14 +150,14 @@ class Runner:
             if progress or reason is not SegmentReason.DRAINED:
                 self._tally.resumes += 1
             tries.note(route, reason, self._clock(), progress=progress)
-            tries.check(self._clock(), self._limits.queue)
+            tries.check(self._clock(), self._limits.queue_seconds)
 
     def forget_group(self, group: str) -> None:
         """The group is over; nobody will ask for its prompt again."""
         self._groups.forget(group)
 
     async def _wait_for_route(self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]) -> Route:
-        deadline = self._clock() + self._limits.queue
+        deadline = self._clock() + self._limits.queue_seconds
         with self._tally.queued():
             while True:
                 route = choose(self._fleet.candidates(), self._ask(trajectory, turn, excluded))
@@ -165,7 +165,9 @@ class Runner:
                     return route
                 left = deadline - self._clock()
                 if left <= 0:
-                    raise try_later("NoWorker", f"no worker became ready within {self._limits.queue:.0f} s", 5.0)
+                    raise try_later(
+                        "NoWorker", f"no worker became ready within {self._limits.queue_seconds:.0f} s", 5.0
+                    )
                 await self._fleet.wait_change(min(left, _CLOSED_SECONDS))
 
     def _ask(self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]) -> Ask:
@@ -236,7 +238,7 @@ class Runner:
         with self._fleet.busy(prefill, len(body["token_ids"]), draft.lose), self._tally.prefilling():
             if prefill.facts.url is None or draft.worker.facts.url is None:
                 raise EngineUnreachableError("the worker has no address any more")
-            call = asyncio.ensure_future(self._engine.prefill(prefill.facts.url, body, self._limits.prefill))
+            call = asyncio.ensure_future(self._engine.prefill(prefill.facts.url, body, self._limits.prefill_seconds))
             draft.closers.append(call.cancel)
             try:
                 done = await call
@@ -273,7 +275,7 @@ class Runner:
             url,
             body,
             first_seconds=self._first_token_by(draft),
-            stall_seconds=self._limits.stall,
+            stall_seconds=self._limits.stall_seconds,
             on_open=draft.closers.append,
         )
         try:
@@ -303,7 +305,7 @@ class Runner:
     def _first_token_by(self, draft: Draft) -> float:
         """Seconds until the first token must be there; raises _HandoffFailed if the KV is too old to be sent."""
         if not draft.kv_sent or draft.prefill is None:
-            return self._limits.stall
+            return self._limits.stall_seconds
         borrowed, age = draft.prefill.facts.borrowed, self._clock() - draft.handed_at
         if age > self._limits.kv_age_share * self._limits.lease(borrowed=borrowed):
             self._tally.handoff_failures += 1

@@ -25,7 +25,7 @@ from pearl_gateway.settings import Limits, Settings, Tokens
 from pearl_gateway.storage import Storage
 
 EOS = 2
-LIMITS = Limits(queue=5.0, handoff=1.0, stall=5.0, prefill=5.0, max_model_len=2048)
+LIMITS = Limits(queue_seconds=5.0, handoff_seconds=1.0, stall_seconds=5.0, prefill_seconds=5.0, max_model_len=2048)
 ROLES = {"system": 900, "user": 901, "assistant": 902, "tool": 903}
 
 

@@ -102,7 +102,9 @@ async def test_stale_trajectories_hold_new_groups_until_they_are_consumed(bench:
 
 async def test_what_is_left_behind_ends_and_its_permit_is_given_back(bench: Bench) -> None:
     await bench.engine()
-    bench.gateway.settings = replace(bench.gateway.settings, limits=replace(bench.gateway.settings.limits, idle=0.0))
+    bench.gateway.settings = replace(
+        bench.gateway.settings, limits=replace(bench.gateway.settings.limits, idle_seconds=0.0)
+    )
     await post(bench, "/v1/batches", {"step": 1, "groups": 2, "groupSize": 1})
     await post(bench, "/v1/permits", {"group": "g1", "size": 2})
     await post(bench, "/v1/permits", {"group": "g2", "size": 2})
