@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from pearl_planner.types import Mode, Role, Shape, Slot, Worker, WorkerState, Zone
+from pearl_planner.types import Activity, Mode, Role, Shape, Slot, Worker, WorkerState, Zone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LIVE = frozenset({WorkerState.READY, WorkerState.UNREADY, WorkerState.ASLEEP})
 """Served before and will serve again without a start."""
 _DYING_ORDER = {WorkerState.PENDING: 0, WorkerState.COLD: 1, WorkerState.STARTING: 2}
+_LEANING = {Role.PREFILL: 0, None: 1, Role.COLOCATED: 1, Role.DECODE: 2}
+"""Which workers that do not serve yet become prefill workers first; None = a new pod."""
 _REVOCABLE_FIRST = {Zone.BORROWED: 0, Zone.ELASTIC: 1, Zone.RESERVED: 2}
 
 
@@ -89,7 +91,7 @@ def _survivors(workers: Sequence[Worker], sizes: Mapping[Zone, int], shape: Shap
     live = [worker for worker in workers if is_live(worker)]
     for (zone, role), count in _victim_roles(live, live_victims, shape).items():
         candidates = [worker for worker in live if worker.zone is zone and worker.role is role]
-        candidates.sort(key=lambda w: (w.activity == "active", *_load(w), -w.slot))
+        candidates.sort(key=lambda w: (w.activity is Activity.ACTIVE, *_load(w), -w.slot))
         doomed.update(worker.slot for worker in candidates[:count])
     return [worker for worker in workers if worker.slot not in doomed]
 
@@ -154,9 +156,6 @@ def _roles(kept: Sequence[Worker], added: Sequence[tuple[int, Zone]], shape: Sha
     prefills.update(slot for slot, _, _ in fresh[: max(0, shape.prefill - prefill_live)])
     slots = [*(worker.slot for worker in kept), *(slot for slot, _, _ in fresh)]
     return {slot: Role.PREFILL if slot in prefills else Role.DECODE for slot in slots}
-
-
-_LEANING = {Role.PREFILL: 0, None: 1, Role.COLOCATED: 1, Role.DECODE: 2}
 
 
 def _live_prefills(live: Sequence[Worker], fresh: Sequence[tuple[int, Zone, Role | None]], shape: Shape) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from pearl_trainer import endpoints
@@ -21,7 +22,7 @@ from pearl_trainer.messages import (
     RegisterAnswer,
     RegisterRequest,
 )
-from pearl_trainer.reclaim import CONFLICT, SUCCESS, Free, Reclaim
+from pearl_trainer.reclaim import Free, Reclaim
 from pearl_trainer.sansio import Flow, Reply, Request, Send, Sleep, Spawn, Together, call, send
 
 if TYPE_CHECKING:
@@ -195,11 +196,11 @@ class LoanCore:
     def _beat(self, registration: RegisterAnswer, agent: AgentEndpoint) -> Flow[None]:
         outcome = yield Send(endpoints.heartbeat(agent, registration.token, self._lease.epoch))
         answered = isinstance(outcome, Reply)
-        if not answered or outcome.status == SUCCESS:
+        if not answered or outcome.status == HTTPStatus.OK:
             # Without an answer it may still have arrived, so the lease may run from now on.
             self._lease.renewed(agent.uid, self._clock())
-        over = answered and outcome.status == CONFLICT
-        if answered and outcome.status == SUCCESS:
+        over = answered and outcome.status == HTTPStatus.CONFLICT
+        if answered and outcome.status == HTTPStatus.OK:
             over = isinstance(outcome.body, dict) and outcome.body.get("granted") is False
         if over and self._lease.ended(agent.uid):
             self._warn("the loan has ended at every agent; the GPUs are offered again")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from pearl_trainer import endpoints
@@ -32,15 +33,14 @@ log = logging.getLogger("pearl_trainer")
 
 RETRY_SECONDS = 0.1
 """Between two tries to reach an agent."""
-CONFLICT, SUCCESS = 409, 200
 
 
 @dataclass(frozen=True)
 class Free:
     """The GPUs are free.
 
-    `via`: `agents` (each read its device and found the memory back), `lease` (an agent could not be reached, its
-    lease is over and the memory was read here), or `notLent` (nothing was in force).
+    `via`: `agents` (each read its device and found the memory back, or its pod no longer exists), `lease` (an agent
+    could not be reached, its lease is over and the memory was read here), or `notLent` (nothing was in force).
     """
 
     epoch: int
@@ -99,7 +99,7 @@ class Reclaim:
                 if answer is not None and answer.free:
                     return _Taken(free=True, epoch=epoch, killed=answer.killed)
                 # The pod's owner takes back whatever is in force, so a higher epoch than expected is fenced too.
-                epoch += isinstance(outcome, Reply) and outcome.status == CONFLICT
+                epoch += isinstance(outcome, Reply) and outcome.status == HTTPStatus.CONFLICT
             tries += 1
             if (agent.url is None or tries > 1) and (yield from self._gone(agent)):
                 return _Taken(free=True, epoch=epoch, via="podGone")
@@ -111,7 +111,7 @@ class Reclaim:
     def _gone(self, agent: AgentEndpoint) -> Flow[bool]:
         """Whether the operator knows that this very pod no longer exists, hence holds no GPU."""
         outcome = yield Send(self.api.view())
-        if not isinstance(outcome, Reply) or outcome.status != SUCCESS:
+        if not isinstance(outcome, Reply) or outcome.status != HTTPStatus.OK:
             return False
         try:
             view = LoanView.from_wire(outcome.body)
@@ -137,7 +137,7 @@ def _read(outcome: Reply | NoReply) -> tuple[ReclaimAnswer | None, str]:
     """An agent's answer, or why there is none."""
     if isinstance(outcome, NoReply):
         return None, outcome.error
-    if outcome.status != SUCCESS:
+    if outcome.status != HTTPStatus.OK:
         said = outcome.body.get("message", "") if isinstance(outcome.body, dict) else ""
         return None, f"HTTP status {outcome.status} {said}".strip()
     try:
