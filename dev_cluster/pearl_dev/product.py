@@ -116,7 +116,9 @@ class Installation:
         return json.dumps(values)
 
     def install_chart(self, extra: Mapping[str, Any] | None = None) -> None:
-        """`helm upgrade --install --wait` of the chart."""
+        """CRDs of this checkout, then `helm upgrade --install --wait` of the chart (Helm never upgrades CRDs)."""
+        crds = str(ROOT / "charts/pearl/crds")
+        self.cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", crds)
         values = self.cluster.paths.root / "values.json"
         values.write_text(self.helm_values(extra))
         self.cluster.helm(
