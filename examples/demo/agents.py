@@ -35,7 +35,8 @@ class Phase:
 
 
 DECODE_HEAVY = Phase("decode-heavy", input_factor=0.15, response_factor=4.0)
-PREFILL_HEAVY = Phase("prefill-heavy", input_factor=1.0, response_factor=0.25)
+PREFILL_HEAVY = Phase("prefill-heavy", input_factor=1.0, response_factor=0.25, groups=4, most_turns=5)
+MIXED = Phase("mixed, mode Auto", input_factor=0.5, response_factor=2.0, groups=1)
 
 
 def run(stage: Stage) -> None:
@@ -47,9 +48,9 @@ def run(stage: Stage) -> None:
         if phase is PREFILL_HEAVY:
             kill_a_worker(stage, fleet)
         stage.record.loads.append(finish_load(stage, load, phase, "pearl"))
-    stage.act("agents: mode Auto: what does the planner make of both modes?")
+    stage.act("agents: mode Auto; the planner may choose the mode too")
     fleet.patch({"mode": "Auto"})
-    fleet.wait("a decision under mode Auto", _decided, seconds=60)
+    finish_load(stage, start_load(stage, fleet, MIXED, "pearl-mixed"), MIXED, "pearl")
     fleet.patch({"mode": "Colocated"})
     fleet.wait_roles({"colocated": 3})
     fleet.wait_ready(3)
@@ -57,11 +58,6 @@ def run(stage: Stage) -> None:
         stage.act(f"agents: the same {phase.name} sessions on a fixed colocated fleet")
         load = start_load(stage, fleet, phase, f"fixed-{phase.name}")
         stage.record.loads.append(finish_load(stage, load, phase, "fixed colocated"))
-
-
-def _decided(found: dict[str, Any]) -> bool:
-    status = found.get("status", {})
-    return bool(status.get("observedGeneration") == found["metadata"]["generation"] and status.get("lastDecision"))
 
 
 @dataclass(slots=True)

@@ -88,8 +88,8 @@ class Record:
     """The run whose every token was compared."""
     scales: list[str] = field(default_factory=list)
     """Sentences on how recorded sessions were scaled."""
-    borrowed_tokens: int = 0
-    """Rollout tokens that borrowed workers generated."""
-    rollout_tokens: int = 0
+    borrowed_turns: int = 0
+    """Turns of the trainer's batches that a borrowed worker prefilled or generated."""
+    rollout_turns: int = 0
     checks: list[tuple[str, bool, str]] = field(default_factory=list)
     """(promise, kept, what was seen)."""

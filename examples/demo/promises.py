@@ -40,10 +40,8 @@ def _training(record: Record) -> None:
     longest = max((step.reclaim_seconds or 0.0 for step in reclaims), default=None)
     seen = "never lent" if longest is None else f"{len(reclaims)} reclaims, the longest {longest:.2f} s"
     say(("Training GPUs come back on time", bool(reclaims) and not late, seen))
-    share = record.borrowed_tokens / record.rollout_tokens if record.rollout_tokens else 0.0
-    say(
-        ("Lent GPUs do work", record.borrowed_tokens > 0, f"{share:.0%} of the rollout's tokens on the borrowed worker")
-    )
+    share = record.borrowed_turns / record.rollout_turns if record.rollout_turns else 0.0
+    say(("Lent GPUs do work", record.borrowed_turns > 0, f"{share:.0%} of the turns went through the borrowed worker"))
     first = _mean([step.reward for step in steps[:EDGE_STEPS]])
     last = _mean([step.reward for step in steps[-EDGE_STEPS:]])
     say(("The policy learns", last > first + GROWTH, f"mean reward {first:.2f} → {last:.2f}"))

@@ -23,6 +23,7 @@ ROOT = HERE.parents[1]
 def run(stage: Stage, steps: int) -> None:
     """Start the trainer pod and follow what it prints until it is done."""
     stage.act(f"policy: a trainer starts, {steps} updates; it lends its GPU between them")
+    stage.policy.patch({"mode": "Auto"})
     _code(stage)
     stage.installation.cluster.apply(*_manifests(stage, steps))
     kubectl = stage.installation.cluster.kubectl
@@ -30,11 +31,11 @@ def run(stage: Stage, steps: int) -> None:
     for fact in _facts(stage):
         if fact.pop("event") != "step":
             continue
-        borrowed, generated = fact.pop("borrowed_tokens"), fact.pop("generated_tokens")
+        borrowed, turns = fact.pop("borrowed_turns"), fact.pop("turns")
         step = TrainStep(at=stage.sampler.now(), **fact)
         stage.record.steps.append(step)
-        stage.record.borrowed_tokens += borrowed
-        stage.record.rollout_tokens += generated
+        stage.record.borrowed_turns += borrowed
+        stage.record.rollout_turns += turns
     phase = stage.installation.cluster.get("-n", TRAINERS, "pod", "trainer-0")["status"]["phase"]
     if phase == "Failed" or len(stage.record.steps) < steps:
         log = kubectl("-n", TRAINERS, "logs", "trainer-0", "--tail=30")

@@ -40,8 +40,8 @@ class StepReport:
     lent_seconds: float
     version: int
     logprob_gap: float
-    borrowed_tokens: int
-    generated_tokens: int
+    borrowed_turns: int
+    turns: int
 
 
 async def play(pearl: AsyncPearlClient, step: int, hidden: int, sample: int) -> None:
@@ -74,10 +74,10 @@ def episode(trajectory: Trajectory) -> Episode:
     return Episode(list(trajectory.token_ids), list(trajectory.loss_mask), logprobs, trajectory.reward or 0.0)
 
 
-def borrowed_tokens(trajectories: tuple[Trajectory, ...]) -> int:
-    """Tokens that borrowed workers generated."""
+def borrowed_turns(trajectories: tuple[Trajectory, ...]) -> int:
+    """Parts of turns that a borrowed worker prefilled or generated."""
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
-    return sum(segment.end - segment.start for segment in segments if BORROWER_MARK in segment.worker)
+    return sum(any(BORROWER_MARK in (worker or "") for worker in (s.worker, s.prefill_worker)) for s in segments)
 
 
 async def publish(loan: AsyncLoan, model: Qwen3ForCausalLM, version: int) -> None:
@@ -104,7 +104,7 @@ async def train(pearl: AsyncPearlClient, options: argparse.Namespace) -> None:
         for step in range(options.steps):
             started, version = time.monotonic(), step + 1
             trajectories = await rollout(pearl, next(batches), options.group_size, version)
-            while step == 0 and not borrowed_tokens(trajectories) and time.monotonic() - started < options.patience:
+            while step == 0 and not borrowed_turns(trajectories) and time.monotonic() - started < options.patience:
                 # The very first loan starts an engine from nothing, which takes longer than a batch of this game.
                 trajectories = await rollout(pearl, next(batches), options.group_size, version)
             rolled = time.monotonic()
@@ -129,8 +129,8 @@ async def train(pearl: AsyncPearlClient, options: argparse.Namespace) -> None:
                         lent_seconds=rolled - lent_at if was_lent else 0.0,
                         version=version,
                         logprob_gap=gap,
-                        borrowed_tokens=borrowed_tokens(trajectories),
-                        generated_tokens=sum(sum(t.loss_mask) for t in trajectories),
+                        borrowed_turns=borrowed_turns(trajectories),
+                        turns=sum(len(t.segments) for t in trajectories),
                     )
                 ),
             )
