@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from examples.demo.facts import FleetSample, Record
 
-COLORS = {"prefill": "#d95f02", "decode": "#1b9e77", "colocated": "#7570b3", "mark": "#555555", "fixed": "#bbbbbb"}
+COLORS = {"prefill": "#d95f02", "decode": "#1b9e77", "colocated": "#7570b3", "mark": "#222222", "fixed": "#bbbbbb"}
 
 
 def svg(figure: Figure) -> str:
