@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from pearl_dev.binaries import Binaries
     from pearl_dev.progress import Progress
     from pearl_dev.settings import Settings
+
+GRACE_SECONDS = 5.0
+"""How long programs may take to notice that a cluster is gone, before its addresses stay blocked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,9 @@ def down(settings: Settings, name: str, progress: Progress) -> bool:
     with _lock(settings):
         spec = find(settings, name)
         if spec is not None:
-            users = network.users(spec.addresses)
             with progress.step(f"Take down cluster {name}"):
-                _remove(settings, spec, guarded=bool(users))
+                _remove(settings, spec, guarded=True)
+                users = _lasting_users(spec.addresses)
             if users:
                 progress.say(
                     f"These programs still had connections to it: {', '.join(users)}. So that they cannot look for it "
@@ -168,6 +172,14 @@ def down(settings: Settings, name: str, progress: Progress) -> bool:
                 return True
         _tidy(settings)
     return spec is not None
+
+
+def _lasting_users(addresses: Addresses) -> list[str]:
+    """Programs that hold on to a cluster which is gone; those of an `up` that was killed end by themselves."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while (users := network.users(addresses)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return users
 
 
 def _tidy(settings: Settings) -> None:
