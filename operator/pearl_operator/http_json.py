@@ -58,7 +58,7 @@ class HttpJson:
                 timeout=aiohttp.ClientTimeout(total=self.timeout_seconds),
                 allow_redirects=False,  # a token must not follow one
             ) as answer:
-                raw = await answer.content.read(_MAX_ANSWER_BYTES)
+                raw = await _whole(answer)
                 status = answer.status
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{method} {url}: no answer ({described(error)})") from error
@@ -69,6 +69,16 @@ class HttpJson:
         if status == 429 or status >= 500:  # noqa: PLR2004
             raise Unavailable(message, seconds=(problem and problem.retry_after_seconds) or 1.0)
         raise Refused(message)
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    """The body; `StreamReader.read(n)` would stop at what has arrived so far."""
+    raw = bytearray()
+    async for chunk in answer.content.iter_any():
+        raw += chunk
+        if len(raw) > _MAX_ANSWER_BYTES:
+            raise aiohttp.ClientPayloadError(f"the answer is longer than {_MAX_ANSWER_BYTES} bytes")
+    return bytes(raw)
 
 
 def described(error: Exception) -> str:
