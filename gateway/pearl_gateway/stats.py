@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pearl_api.wire.gateway import Counters, GatewayStats, LiveStates, WorkerView
+from pearl_api.wire.gateway import Counters, GatewayStats, LiveStates, TrajectoryProgress, WorkerView
 
 if TYPE_CHECKING:
     from pearl_gateway.gateway import Gateway
@@ -26,9 +26,7 @@ def gateway_stats(gateway: Gateway, now: float) -> GatewayStats:
         profile=None if profile is None else profile.to_dict(),
         profile_age_seconds=None if profile_at is None else now - profile_at,
         batch=None if step is None else gateway.batches.progress(step),
-        unfinished=[one.progress(now) for one in live if one.step == step and one.traffic == "train"][
-            :_MOST_UNFINISHED
-        ],
+        unfinished=[] if step is None else unfinished(live, step, now),
         live=live_states(gateway.tally, live),
         workers=worker_views(gateway, live),
         counters=counters(gateway.tally),
@@ -39,6 +37,12 @@ def gateway_stats(gateway: Gateway, now: float) -> GatewayStats:
         weights_max=max(versions, default=None),
         ages_at_consumption=dict(gateway.tally.ages_at_consumption),
     )
+
+
+def unfinished(live: list[Trajectory], step: int, now: float) -> list[TrajectoryProgress]:
+    """Facts of the batch's trajectories that are under way, at most 4096."""
+    of_batch = [one for one in live if one.step == step and one.traffic == "train"]
+    return [one.progress(now) for one in of_batch[:_MOST_UNFINISHED]]
 
 
 def live_states(tally: Tally, live: list[Trajectory]) -> LiveStates:
