@@ -38,14 +38,15 @@ def nodes(fleet: Fleet) -> dict[str, str]:
 def test_disaggregated_across_nodes_equals_colocated_token_for_token(disaggregated: Fleet) -> None:
     fleet, where = disaggregated, nodes(disaggregated)
     handoffs = fleet.stats().counters.handoffs
-    crossed = 0
-    for number, length in enumerate((70, 300, 513, 900, 1500, 70, 300, 513)):
-        tokens = prompt(number, length)
-        answer = fleet.generate(tokens, 24, identity(f"across-{number}"))
-        assert answer.token_ids == reference(fleet, tokens, 24)
-        segment = fleet.trajectory(f"across-{number}").segments[-1]
-        if segment.prefill_worker is not None:
-            crossed += where[segment.worker] != where[segment.prefill_worker]
+    traffic = Traffic(fleet)
+    prompts = [prompt(number, length) for number, length in enumerate((70, 300, 513, 900, 1500, 70, 300, 513))]
+    # All at once, so that both decode workers take part; one of them is not on the prefill worker's node.
+    running = [traffic.start(f"across-{number}", tokens, 200) for number, tokens in enumerate(prompts)]
+    answers = [future.result(timeout=180).token_ids for future in running]
+    traffic.close()
+    assert answers == [reference(fleet, tokens, 200) for tokens in prompts]
+    segments = [fleet.trajectory(f"across-{number}").segments[-1] for number in range(len(prompts))]
+    crossed = sum(where[s.worker] != where[s.prefill_worker] for s in segments if s.prefill_worker is not None)
     assert fleet.stats().counters.handoffs > handoffs
     assert crossed > 0, "no hand-off crossed a node"
 
@@ -105,7 +106,10 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
 model.generation_config.eos_token_id = None
 rows = json.load(sys.stdin)
-make = lambda ids, n: model.generate(torch.tensor([ids]), max_new_tokens=n, min_new_tokens=n, do_sample=False)
+every = lambda ids: torch.ones(1, len(ids), dtype=torch.long)  # else it leaves out what equals the padding token
+make = lambda ids, n: model.generate(
+    torch.tensor([ids]), attention_mask=every(ids), max_new_tokens=n, min_new_tokens=n, do_sample=False
+)
 print(json.dumps([make(ids, n)[0, len(ids):].tolist() for ids, n in rows]))
 """
     python = installation.artifacts.engine / "bin" / "python"

@@ -18,8 +18,9 @@ from pearl_dev.shell import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
-    from pearl_dev.fleet import Fleet
+    from pearl_dev.fleet import Fleet, Turn
     from pearl_dev.product import Installation
 
 pytestmark = pytest.mark.cluster
@@ -126,14 +127,17 @@ def lend_until_serving(trainer: Trainer, fleet: Fleet) -> dict[str, Any]:
 def reclaim_under_load(trainer: Trainer, fleet: Fleet) -> dict[str, Any]:
     """Reclaims while every worker, the borrowed one too, has long turns; all of them must come out right."""
     uid = borrower(fleet)["metadata"]["uid"]
-    traffic = Traffic(fleet)
-    prompts = [prompt(500 + n, 120) for n in range(8)]
-    running = [traffic.start(f"reclaimed-{trainer.tell('lent')['epoch']}-{n}", p, 1500) for n, p in enumerate(prompts)]
-    wait_for(
-        lambda: in_flight(fleet, uid),
-        seconds=30,
-        what="the borrowed worker has turns in flight",
-    )
+    traffic, epoch = Traffic(fleet, 32), trainer.tell("lent")["epoch"]
+    prompts: list[list[int]] = []
+    running: list[Future[Turn]] = []
+
+    def busy() -> int:
+        # A worker that just came back starts slowly, so turns keep coming until it has some.
+        prompts.append(prompt(500 + len(prompts), 120))
+        running.append(traffic.start(f"reclaimed-{epoch}-{len(prompts)}", prompts[-1], 1500))
+        return in_flight(fleet, uid)
+
+    wait_for(busy, seconds=60, what="the borrowed worker has turns in flight")
     answer = trainer.tell(f"reclaim {RECLAIM_SECONDS}")
     answers = [future.result(timeout=240).token_ids for future in running]
     traffic.close()

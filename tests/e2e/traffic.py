@@ -57,7 +57,7 @@ def steady(fleet: Fleet, name: str, *, prompt_tokens: int, max_tokens: int, stre
     def stream(number: int) -> None:
         count = 0
         while not over.is_set():
-            seed = hash((name, number, count)) & 0xFFFF
+            seed = 1000 * number + count
             trajectory = f"{name}-{number}-{count}"
             answers.append(fleet.generate(prompt(seed, prompt_tokens), max_tokens, identity(trajectory)))
             count += 1
