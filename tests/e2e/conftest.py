@@ -25,6 +25,13 @@ __all__ = ["cluster"]
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples/quickstart.yaml"
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "kubernetes.io/hostname",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "labelSelector": {"matchLabels": {"pearl.dev/component": "worker", "pearl.dev/rollout": "quickstart"}},
+}
+"""Workers on both nodes, so that hand-offs can be seen to cross them."""
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +53,7 @@ def api(cluster: Cluster) -> Iterator[Api]:
 def quickstart(installation: Installation, api: Api) -> Iterator[Fleet]:
     """The quickstart example: three workers with the tiny model, ready."""
     manifest = installation.manifest(QUICKSTART.read_text())
+    manifest["spec"]["podTemplate"]["spec"]["topologySpreadConstraints"] = [SPREAD]
     installation.cluster.kubectl("-n", NAMESPACE, "apply", "-f", "-", stdin=_yaml(manifest))
     fleet = Fleet(api, NAMESPACE, manifest["metadata"]["name"])
     fleet.wait_ready(3, seconds=400)
