@@ -60,7 +60,7 @@ def test_a_flip_keeps_pod_and_engine_and_serves_in_the_new_role_within_two_secon
     assert {pod["metadata"]["name"]: fleet.agent(pod).engine_pid for pod in fleet.workers()} == engines
 
 
-def test_growing_makes_one_pod_and_shrinking_drains_and_deletes_the_idle_one(colocated: Fleet) -> None:
+def test_growing_makes_one_pod_and_shrinking_drains_and_deletes_the_one_with_least_to_lose(colocated: Fleet) -> None:
     fleet = colocated
     three = fleet.uids()
     fleet.patch({"capacity": {"reserved": {"gpus": 4}}})
@@ -71,21 +71,18 @@ def test_growing_makes_one_pod_and_shrinking_drains_and_deletes_the_idle_one(col
     fleet.wait_roles({"colocated": 4})
     traffic = Traffic(fleet)
     running = [traffic.start(f"busy-{n}", prompt(n, 30), 1900) for n in range(3)]
-    busy = wait_for(
-        lambda: {w.pod for w in fleet.stats().workers if w.in_flight} if _in_flight(fleet) == 3 else None,
-        seconds=20,
-        what="three long turns are in flight",
-    )
-    lost_before = fleet.stats().counters.lost_turns
+    wait_for(lambda: _in_flight(fleet) == 3, seconds=20, what="three long turns are in flight")
+    before = fleet.stats()
+    least = min(worker.resident_tokens for worker in before.workers)
+    cheapest = {worker.pod for worker in before.workers if worker.resident_tokens == least}
     fleet.patch({"capacity": {"reserved": {"gpus": 3}}})
     fleet.wait_ready(3)
     left = fleet.uids()
-    assert len(busy) == 3
-    assert set(left) == busy, "the worker without work is the one to go"
+    assert set(four) - set(left) <= cheapest, "a worker that holds the least context goes"
     assert set(left.items()) < set(four.items())
     done, _ = wait(running, timeout=120)
     assert [len(future.result().token_ids) for future in done] == [1900, 1900, 1900]
-    assert fleet.stats().counters.lost_turns == lost_before
+    assert fleet.stats().counters.lost_turns == before.counters.lost_turns
     traffic.close()
 
 
