@@ -73,12 +73,12 @@ def test_growing_makes_one_pod_and_shrinking_drains_and_deletes_the_one_with_lea
     running = [traffic.start(f"busy-{n}", prompt(n, 30), 1900) for n in range(3)]
     wait_for(lambda: _in_flight(fleet) == 3, seconds=20, what="three long turns are in flight")
     before = fleet.stats()
-    least = min(worker.resident_tokens for worker in before.workers)
-    cheapest = {worker.pod for worker in before.workers if worker.resident_tokens == least}
+    load = {worker.pod: (worker.resident_tokens, worker.in_flight) for worker in before.workers}
+    cheapest = {pod for pod in load if load[pod] == min(load.values())}
     fleet.patch({"capacity": {"reserved": {"gpus": 3}}})
     fleet.wait_ready(3)
     left = fleet.uids()
-    assert set(four) - set(left) <= cheapest, "a worker that holds the least context goes"
+    assert set(four) - set(left) <= cheapest, "the worker that holds and does least is the one to go"
     assert set(left.items()) < set(four.items())
     done, _ = wait(running, timeout=120)
     assert [len(future.result().token_ids) for future in done] == [1900, 1900, 1900]
