@@ -58,6 +58,7 @@ def clean(snapshot: Snapshot) -> Snapshot:
         loans=tuple(_clean_loan(loan) for loan in snapshot.loans),
         budget=_clean_budget(snapshot),
         measurements=_clean_measurements(snapshot.measurements),
+        profile=None if snapshot.profile is None else snapshot.profile.sane(),
         batch=None if snapshot.batch is None else _clean_batch(snapshot.batch),
         memory=_clean_memory(snapshot.memory),
     )

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from pearl_planner import explain
 from pearl_planner.assign import assign, stays
-from pearl_planner.choose import Situation, borrow_answer
-from pearl_planner.decide import Decision, decide, may_keep, situation
+from pearl_planner.decide import Decision, may_keep
 from pearl_planner.facts import clean, dead_slots, fleet, lent_workers, sizes
 from pearl_planner.learn import learn
 from pearl_planner.routing import routing
+from pearl_planner.rule import PEARL
 from pearl_planner.shapes import shape_of
 from pearl_planner.steps import complete, finished, key_of, steps
 from pearl_planner.types import (
@@ -33,6 +33,7 @@ from pearl_planner.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pearl_planner.rule import Rule
     from pearl_planner.types import Policy, Snapshot
 
 SLACK_SECONDS = 30.0
@@ -41,20 +42,25 @@ LOOK_MOVING_SECONDS = 1.0
 LOOK_RESTING_SECONDS = 5.0
 
 
-def plan(snapshot: Snapshot, policy: Policy) -> Plan:
-    """The decision for this look. Never raises on wrong numbers, and never shrinks the fleet because of them."""
+def plan(snapshot: Snapshot, policy: Policy, rule: Rule = PEARL) -> Plan:
+    """The decision for this look. Never raises on wrong numbers, and never shrinks the fleet because of them.
+
+    `rule` is what the simulator compares; the operator always runs PEARL's own.
+    """
     facts = clean(snapshot)
     facts = replace(facts, memory=learn(facts, policy))
-    result = _suspended(facts, policy) if policy.suspend else _running(facts, policy)
+    result = _suspended(facts, policy) if policy.suspend else _running(facts, policy, rule)
+    answers = _loan_answers(facts, policy, rule, result.shape)
+    result = replace(result, actions=(*result.actions, *answers))
     return _advisory(facts, result) if policy.advisory else result
 
 
-def _running(facts: Snapshot, policy: Policy) -> Plan:
+def _running(facts: Snapshot, policy: Policy, rule: Rule) -> Plan:
     target = _in_force(facts, policy)
     if target is not None and not _at_rest(facts, target):
         return _going_on(facts, policy, target)
     cause = _forced_cause(facts, policy)
-    decision = decide(facts if target else replace(facts, target=_shape_memory(facts)), policy)
+    decision = rule.decide(facts if target else replace(facts, target=_shape_memory(facts)), policy)
     slots = assign(fleet(facts), decision.sizes, decision.shape, next_incarnations=dict(facts.memory.next_incarnations))
     if target is not None and slots == target.slots:
         return _resting(facts, policy, target, decision)
@@ -193,7 +199,7 @@ def _plan(
     moving = target is not None and not _at_rest(facts, target)
     return Plan(
         target=target,
-        actions=(*actions, *_loan_answers(facts, policy, decision.shape)),
+        actions=actions,
         reason=decision.reason,
         message=decision.message,
         shape=decision.shape,
@@ -205,13 +211,12 @@ def _plan(
     )
 
 
-def _loan_answers(facts: Snapshot, policy: Policy, shape: Shape) -> list[Action]:
+def _loan_answers(facts: Snapshot, policy: Policy, rule: Rule, shape: Shape) -> list[Action]:
     """An answer for every loan that waits; each granted one counts for the next."""
     waiting = [loan for loan in facts.loans if loan.requested]
     if not waiting:
         return []
     per = facts.budget.gpus_per_worker
-    known = situation(facts, policy)
     used = sum(worker.gpus for worker in lent_workers(facts))
     count = shape.workers
     answers: list[Action] = []
@@ -222,7 +227,7 @@ def _loan_answers(facts: Snapshot, policy: Policy, shape: Shape) -> list[Action]
         elif added < 1 or used + added * per > facts.budget.borrowed_max_gpus:
             granted, reason = False, Reason.BUDGET_LIMIT.value
         else:
-            granted, reason = borrow_answer(known if isinstance(known, Situation) else None, loan, count, added)
+            granted, reason = rule.answer_loan(facts, policy, loan, count, added)
         used, count = (used + added * per, count + added) if granted else (used, count)
         answers.append(AnswerLoan(loan.name, loan.namespace, loan.epoch, granted, reason))
     return answers

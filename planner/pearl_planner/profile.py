@@ -24,6 +24,7 @@ MAX_EXACT_TURN = 32
 TURN_BINS = MAX_EXACT_TURN + 6
 TOKEN_BINS = 20
 """Appended tokens by powers of two: bin k holds [2^k, 2^(k+1)), bin 0 also 0 and 1."""
+MAX_MEAN = 1e9
 VERSION = 1
 
 
@@ -84,6 +85,12 @@ class Moments:
         variance = (old * self.variance + old * delta * delta / count) / count
         return Moments(count, mean, variance)
 
+    def sane(self) -> Moments:
+        """Itself, or nothing known where a number is impossible (a sketch read from outside may hold anything)."""
+        parts = (known(self.count, high=1e12), known(self.mean, low=-MAX_MEAN, high=MAX_MEAN))
+        usable = None not in parts and known(self.variance, high=MAX_MEAN**2) is not None
+        return self if usable else Moments()
+
     def known_mean(self) -> float | None:
         """The mean, None when nothing was seen."""
         return self.mean if self.count > 0 else None
@@ -124,6 +131,12 @@ class Profile:
         """Finished trajectories that the turn counts rest on, after fading."""
         return sum(self.ended)
 
+    def sane(self) -> Profile:
+        """The same with impossible numbers unknown."""
+        usable: dict[str, Any] = {name: getattr(self, name).sane() for name in _MOMENTS}
+        usable |= {name: tuple(known(value) or 0.0 for value in getattr(self, name)) for name in _BINS}
+        return replace(self, missed={route: value.sane() for route, value in self.missed.items()}, **usable)
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able form of at most 8 KiB; `from_dict` gives the same profile back up to 6 digits."""
         return {
@@ -161,6 +174,7 @@ class Profile:
 
 
 _MOMENTS = ("appended", "generated", "retained", "environment", "context")
+_BINS = ("appended_bins", "continued", "ended")
 _ROUTES = ("colocated", "disaggregated", "local")
 _TURN_KEEP = 0.5 ** (1.0 / TURN_HALF_LIFE)
 _TRAJECTORY_KEEP = 0.5 ** (1.0 / TRAJECTORY_HALF_LIFE)

@@ -213,6 +213,18 @@ class Loan:
 
 
 @dataclass(frozen=True, slots=True)
+class Trainer:
+    """What batches and weight versions tell about training; the consumer of the rollout."""
+
+    update_seconds: float | None = None
+    """From a batch consumed to its weights published, decaying average."""
+    waiting_seconds: float | None = None
+    """How long it has been waiting for trajectories now; 0 while it trains; None = not known."""
+    ready_trajectories: int | None = None
+    """Finished and not consumed yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """GPUs that may be used, by zone."""
 
@@ -307,6 +319,8 @@ class Snapshot:
     batch: Batch | None
     target: Target | None
     memory: Memory = Memory()
+    trainer: Trainer | None = None
+    """None = nothing is known of the consumer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,45 @@
+"""What `plan()` asks a decision rule: the fleet to have, and whether to take a loan.
+
+Targets, safe steps, forced changes and explanation are the same for every rule. PEARL's own is the default; the
+simulator gives others (fixed fleets, published policies), so that nothing but the decision differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from pearl_planner.choose import Situation, borrow_answer
+from pearl_planner.decide import Decision, decide, situation
+
+if TYPE_CHECKING:
+    from pearl_planner.types import Loan, Policy, Snapshot
+
+
+class Rule(Protocol):
+    """Pure: the same facts give the same answers."""
+
+    def decide(self, snapshot: Snapshot, policy: Policy) -> Decision:
+        """Sizes per zone and the shape to have now; the snapshot is already cleaned."""
+        ...
+
+    def answer_loan(self, snapshot: Snapshot, policy: Policy, loan: Loan, count: int, added: int) -> tuple[bool, str]:
+        """Whether to take a loan that adds `added` workers to `count`, and the reason told to the trainer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PearlRule:
+    """Predict every shape, take the best where it is better enough (docs/models.md)."""
+
+    def decide(self, snapshot: Snapshot, policy: Policy) -> Decision:
+        """See `pearl_planner.decide`."""
+        return decide(snapshot, policy)
+
+    def answer_loan(self, snapshot: Snapshot, policy: Policy, loan: Loan, count: int, added: int) -> tuple[bool, str]:
+        """See `pearl_planner.choose.borrow_answer`."""
+        known = situation(snapshot, policy)
+        return borrow_answer(known if isinstance(known, Situation) else None, loan, count, added)
+
+
+PEARL = PearlRule()
