@@ -48,7 +48,8 @@ def json_response(content: Any, status: int = HTTPStatus.OK, headers: dict[str, 
 
 def openai_error(error: GatewayError) -> dict[str, Any]:
     """The body that OpenAI clients expect: they look for `error.message`."""
-    return {"error": {"message": error.message, "type": error.error, "code": error.status}}
+    later = {} if error.retry_after_seconds is None else {"retryAfterSeconds": error.retry_after_seconds}
+    return {"error": {"message": error.message, "type": error.error, "code": error.status, **later}}
 
 
 def error_response(error: GatewayError, *, openai: bool) -> Response:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 CALL_SECONDS = 30.0
 GENERATE_SECONDS = 3600.0
 """A turn is never refused once admitted, only queued; the caller's own deadline is the one that counts."""
+PATIENCE_SECONDS = 600.0
+"""How long a turn is asked for again while the gateway cannot serve it."""
 _POLL_SECONDS = 30.0
 _POLL_MARGIN_SECONDS = 10.0
 
@@ -130,15 +132,29 @@ class GatewayApi:
         return window
 
     def generate(self, token_ids: Sequence[int], turn: Turn, sampling: Mapping[str, Any]) -> Flow[Generated]:
-        """Generates from token ids; `sampling` holds vLLM's sampling parameters, such as `max_tokens`."""
+        """Generates from token ids; `sampling` holds vLLM's sampling parameters, such as `max_tokens`.
+
+        The turn's identity makes it safe to ask again: what was generated already stays in the gateway's log. So
+        an unreachable or unable gateway is asked again for `PATIENCE_SECONDS`.
+        """
         body = {"token_ids": list(token_ids), "sampling_params": {"logprobs": 0, **sampling}}
         url, token = self._where()
         request = Request("POST", f"{url}/inference/v1/generate", token, body, GENERATE_SECONDS, headers=turn.headers())
-        answer = yield from call(request)
+        answer = yield from self._patiently(request)
         choice = field_of(answer, "choices")[0]
         content = (choice.get("logprobs") or {}).get("content")
         logprobs = tuple(item["logprob"] for item in content) if content else None
         return Generated(tuple(field_of(choice, "token_ids")), logprobs, choice.get("finish_reason"), answer)
+
+    def _patiently(self, request: Request) -> Flow[Any]:
+        end = self._clock() + PATIENCE_SECONDS
+        while True:
+            try:
+                return (yield from call(request))
+            except Unavailable as error:  # noqa: PERF203 - waiting is what the loop is for
+                if self._clock() >= end:
+                    raise
+                yield Sleep(error.retry_after_seconds or 1.0)
 
     def _progress(self, method: str, path: str, message: Message | None) -> Flow[BatchProgress]:
         return BatchProgress.from_wire((yield from self._call(method, path, message)))

@@ -110,11 +110,13 @@ def body_of(outcome: Outcome, what: str) -> Any:
     if 200 <= outcome.status < 300:  # noqa: PLR2004 - HTTP
         return outcome.body
     problem = outcome.body if isinstance(outcome.body, dict) else {}
-    reason = str(problem.get("error", ""))
+    error = problem.get("error", "")
+    if isinstance(error, dict):  # the inference paths answer as OpenAI clients expect
+        problem, error = error, error.get("type", "")
     message = str(problem.get("message") or f"{what} was answered with HTTP status {outcome.status}")
     if outcome.status == 429 or outcome.status >= 500:  # noqa: PLR2004 - HTTP
-        raise Unavailable(message, retry_after_seconds=problem.get("retryAfterSeconds"), reason=reason)
-    raise Rejected(message, status=outcome.status, reason=reason)
+        raise Unavailable(message, retry_after_seconds=problem.get("retryAfterSeconds"), reason=str(error))
+    raise Rejected(message, status=outcome.status, reason=str(error))
 
 
 def field_of(body: Any, key: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
-from pearl_trainer import ConfigurationError, PearlClient, Turn, Unavailable
+from pearl_trainer import ConfigurationError, PearlClient, Rejected, Turn, Unavailable
 from pearl_trainer.settings import Settings, from_env
 
 if TYPE_CHECKING:
@@ -110,6 +110,27 @@ def test_generate_speaks_token_ids_with_the_turns_identity(tmp_path: Path) -> No
     }
     assert seen[0].headers["authorization"] == "Bearer secret"
     assert json.loads(seen[0].content)["token_ids"] == [1, 2, 3]
+
+
+def test_a_turn_is_asked_for_again_while_no_worker_serves_it() -> None:
+    error = {"message": "6 workers in a row failed", "type": "WorkerLost", "code": 503, "retryAfterSeconds": 0.001}
+    answers = [
+        httpx2.Response(503, json={"error": error}),
+        httpx2.Response(200, json={"choices": [{"token_ids": [7], "finish_reason": "stop"}]}),
+    ]
+    transport = httpx2.MockTransport(lambda _: answers.pop(0))
+    with PearlClient(Settings(gateway_url="http://gw"), transport=transport) as client:
+        assert client.generate([1], Turn("t-1", 0)).token_ids == (7,)
+
+
+def test_a_turn_that_can_never_succeed_is_refused_with_the_gateways_words() -> None:
+    error = {"message": "the prompt has 9000 tokens, the model takes 2048", "type": "TooLong", "code": 400}
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(400, json={"error": error}))
+    with (
+        PearlClient(Settings(gateway_url="http://gw"), transport=transport) as client,
+        pytest.raises(Rejected, match="the model takes 2048"),
+    ):
+        client.generate([1], Turn("t-1", 0))
 
 
 def test_a_permit_is_asked_for_until_the_group_is_admitted() -> None:
