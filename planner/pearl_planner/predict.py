@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pearl_planner.engine_model import chunk_seconds, decode_seconds, prefill_seconds, transfer_seconds
-from pearl_planner.makespan import Remainder, makespan_seconds
+from pearl_planner.makespan import Remainder, makespan_seconds, remainder
 from pearl_planner.numbers import clamp
+from pearl_planner.profile import Profile
 from pearl_planner.queueing import Network, Solution, solve
 from pearl_planner.types import Mode, Prediction, Shape
 
 if TYPE_CHECKING:
     from pearl_planner.engine_model import EngineTable
-    from pearl_planner.profile import Profile
+    from pearl_planner.types import Batch
 
 MIN_TURNS = 12.0
 """Effective turns below which nothing is predicted."""
@@ -123,6 +124,42 @@ def predict(
     best = min(forecasts, key=lambda one: one.value_seconds)
     same = [one for one in forecasts if one.local_append_tokens == present_threshold]
     return same[0] if same and same[0].value_seconds <= best.value_seconds * (1 + SAME_THRESHOLD) else best
+
+
+class Makespan(NamedTuple):
+    """Seconds until a batch is complete: the mean, and the times by which it is with chance 10, 50 and 90 %."""
+
+    mean: float
+    q10: float
+    q50: float
+    q90: float
+
+
+def predict_makespan(
+    what: Profile | Workload, shape: Shape, table: EngineTable, batch: Batch, *, window: int | None = None
+) -> Makespan | None:
+    """Makespan of `batch` (open, or not begun) on a fixed shape; None where nothing can be predicted.
+
+    `what`: the measured profile, or a workload made from it (then its own rest of the batch is taken).
+    """
+    if isinstance(what, Profile):
+        size = batch.groups * batch.group_size - batch.finished
+        load = workload(what, size, remainder(what, batch))
+    else:
+        load = what
+    if load is None or load.rest is None:
+        return None
+    mean = predict(shape, load, table, window=window).prediction.makespan_seconds
+    if mean is None:
+        return None
+    rounds = sum(load.rest.unfinished) or 1.0
+    q10, q50, q90 = (mean * _rounds_until(load.rest, 1.0 - q) / rounds for q in (0.1, 0.5, 0.9))
+    return Makespan(mean, q10, q50, q90)
+
+
+def _rounds_until(rest: Remainder, waiting: float) -> float:
+    """Rounds after which the chance that the batch still waits is this small."""
+    return float(sum(1 for chance in rest.unfinished if chance >= waiting))
 
 
 def colocated_network(shape: Shape, load: Workload, table: EngineTable) -> Network:
