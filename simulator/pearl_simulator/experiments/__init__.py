@@ -1,0 +1,1 @@
+"""One module per experiment: each turns a `Setting` into a `Report`."""

@@ -1,0 +1,172 @@
+"""What experiments share: their setting, one simulated run reduced to a flat row, and comparisons of rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from pearl_simulator.parallel import Pool
+from pearl_simulator.rules import make_rule
+from pearl_simulator.run import run
+from pearl_simulator.statistics import Interval, ratio_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from pearl_simulator.types import Result, Scenario
+
+REPORT_SEEDS = 1000
+"""Reported seeds are 1000, 1001, …; tuning uses seeds below (`tune.TRAINING_SEEDS`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How an experiment is run."""
+
+    pool: Pool = field(default_factory=Pool)
+    quick: bool = False
+    seeds: int | None = None
+    """How many; None = the experiment's own number."""
+    seed: int = REPORT_SEEDS
+    """The first one."""
+    workloads: int | None = None
+    file: Path | None = None
+    options: tuple[str, ...] = ()
+    """Parts of the experiment to do; empty = all."""
+
+    def seed_list(self, full: int, quick: int) -> tuple[int, ...]:
+        """The seeds of this run."""
+        count = self.seeds or (quick if self.quick else full)
+        return tuple(range(self.seed, self.seed + count))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One simulated run. `label` names the rule in tables; two labels may be one rule with other parameters."""
+
+    cell: str
+    label: str
+    rule: str
+    parameters: tuple[tuple[str, float], ...]
+    scenario: Scenario
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a run came to."""
+
+    cell: str
+    label: str
+    seed: int
+    tokens_per_second: float
+    """Generated tokens per simulated second: throughput, as the PEARL paper counts it."""
+    trajectories_per_hour: float
+    batches: int
+    gpu_hours: float
+    borrowed_gpu_hours: float
+    trainer_waiting_share: float
+    prefilled_per_generated: float
+    recomputed_share: float
+    """Of the prefilled tokens."""
+    changes: int
+    """Shapes that the fleet went through."""
+    disaggregated_share: float
+    """Of the time."""
+    mean_age: float | None
+    """Versions between first token and consumption; None = no batch was consumed."""
+    simulated_seconds: float
+    wall_seconds: float
+    plan_seconds: float
+
+    @property
+    def tokens_per_gpu_second(self) -> float:
+        """How well the GPUs were used."""
+        return self.tokens_per_second * self.simulated_seconds / (3600.0 * self.gpu_hours) if self.gpu_hours else 0.0
+
+
+def simulate(job: Job) -> Row:
+    """Runs it. A function of a module, so that it can be sent to another process."""
+    rule = make_rule(job.rule, dict(job.parameters))
+    return row(job, run(job.scenario, rule, job.seed, rule_name=job.label))
+
+
+def row(job: Job, result: Result) -> Row:
+    """The flat record of a result."""
+    seconds = max(result.seconds, 1e-9)
+    ages = [age for batch in result.batches for age in batch.ages]
+    return Row(
+        cell=job.cell,
+        label=job.label,
+        seed=job.seed,
+        tokens_per_second=result.generated_tokens / seconds,
+        trajectories_per_hour=result.trajectories_per_hour,
+        batches=len(result.batches),
+        gpu_hours=sum(result.gpu_seconds.values()) / 3600.0,
+        borrowed_gpu_hours=result.gpu_seconds.get("borrowed", 0.0) / 3600.0,
+        trainer_waiting_share=result.trainer_waiting_seconds / seconds,
+        prefilled_per_generated=result.prefilled_tokens / max(result.generated_tokens, 1),
+        recomputed_share=result.recomputed_tokens / max(result.prefilled_tokens, 1),
+        changes=len(result.shapes),
+        disaggregated_share=disaggregated_share(result, job.scenario.horizon_seconds),
+        mean_age=fmean(ages) if ages else None,
+        simulated_seconds=result.seconds,
+        wall_seconds=result.wall_seconds,
+        plan_seconds=result.plan_seconds,
+    )
+
+
+def disaggregated_share(result: Result, end_seconds: float) -> float:
+    """Share of the time from the first shape to the end in which the stages were apart."""
+    starts = [span.start_seconds for span in result.shapes]
+    ends = [*starts[1:], end_seconds]
+    lengths = [max(0.0, end - start) for start, end in zip(starts, ends, strict=False)]
+    total = sum(lengths)
+    apart = sum(
+        length for span, length in zip(result.shapes, lengths, strict=False) if span.shape.mode == "Disaggregated"
+    )
+    return apart / total if total > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows by cell and label, in the order of the seeds."""
+
+    of: dict[tuple[str, str], tuple[Row, ...]]
+
+    def values(self, cell: str, label: str, number: Callable[[Row], float] | None = None) -> list[float]:
+        """One number per seed, by default the throughput."""
+        return [(number or throughput)(one) for one in self.of[cell, label]]
+
+    def ratio(self, cell: str, mine: str, theirs: str, number: Callable[[Row], float] | None = None) -> Interval:
+        """Paired ratio over the seeds."""
+        return ratio_interval(self.values(cell, mine, number), self.values(cell, theirs, number))
+
+    def mean(self, cell: str, label: str, number: Callable[[Row], float]) -> float:
+        """Over the seeds."""
+        return fmean(self.values(cell, label, number))
+
+    def has(self, cell: str, label: str) -> bool:
+        """Whether that rule was run there."""
+        return (cell, label) in self.of
+
+
+def rows(found: Iterable[Row]) -> Rows:
+    """By cell and label."""
+    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for one in found:
+        grouped[one.cell, one.label].append(one)
+    return Rows({key: tuple(sorted(group, key=lambda r: r.seed)) for key, group in grouped.items()})
+
+
+def throughput(one: Row) -> float:
+    """Generated tokens per second."""
+    return one.tokens_per_second
+
+
+def flat(found: Sequence[Row]) -> tuple[dict[str, Any], ...]:
+    """For the JSON file; times of this machine are left out, so that a file can be compared byte by byte."""
+    return tuple({k: v for k, v in asdict(one).items() if k not in ("wall_seconds", "plan_seconds")} for one in found)

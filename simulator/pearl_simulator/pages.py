@@ -1,0 +1,71 @@
+"""The result pages, made from the JSON files of experiments: nothing on them is typed by hand but the `why` files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pearl_simulator.errors import InputError
+from pearl_simulator.report import load_json, markdown, text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pearl_simulator.report import Report
+
+WHY = "why"
+"""Folder beside the pages with `EXPERIMENT.md`: a person's explanation, put into the page as it is."""
+
+
+def write(results: Path, out: Path) -> list[Path]:
+    """A page with its plots for every JSON file in `results`, and an index; the paths written.
+
+    Raises:
+        InputError: the folder has no result.
+    """
+    from pearl_simulator.plots import draw  # noqa: PLC0415 (matplotlib is slow to load)
+
+    files = sorted(results.glob("*.json")) if results.is_dir() else []
+    if not files:
+        raise InputError(f"{results}: no JSON file of an experiment; write one with --json")
+    out.mkdir(parents=True, exist_ok=True)
+    written, index = [], []
+    for file in files:
+        report, version, command = load_json(file)
+        written += draw(report, out)
+        page = out / f"{report.experiment}.md"
+        page.write_text(_page(report, version, command, _why(out, report.experiment)))
+        written.append(page)
+        index.append(f"- [{report.title}]({page.name}): `{command}`")
+    readme = out / "README.md"
+    readme.write_text(
+        "# Results\n\nMade by `pearl-sim docs` from the JSON files of the runs.\n\n" + "\n".join(index) + "\n"
+    )
+    return [*written, readme]
+
+
+def _why(out: Path, experiment: str) -> str:
+    file = out / WHY / f"{experiment}.md"
+    return file.read_text().strip() if file.exists() else ""
+
+
+def _page(report: Report, version: str, command: str, why: str) -> str:
+    parts = [f"# {report.title}", report.about]
+    parts += [f"![{plot.title}]({report.experiment}-{plot.name}.svg)" for plot in report.plots]
+    if report.findings:
+        parts += ["## What to know", "\n".join(f"- {finding}" for finding in report.findings)]
+    if why:
+        parts += [why]
+    parts += ["## Numbers", *(markdown(table) for table in report.tables)]
+    parts += ["## Summary", _summary(report), "## How to repeat it", _repeat(report, version, command)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(report: Report) -> str:
+    rows = [f"| `{key}` | {text(value)} |" for key, value in report.summary.items()]
+    return "\n".join(["| key | value |", "|---|--:|", *rows])
+
+
+def _repeat(report: Report, version: str, command: str) -> str:
+    seeds = report.seeds
+    span = "" if not seeds else f"Seeds {seeds[0]} to {seeds[-1]} ({len(seeds)}). "
+    return f"```\n{command}\n```\n\n{span}Version {version}. Results depend on the seeds and parameters alone."
