@@ -46,6 +46,13 @@ class Activity(StrEnum):
     ASLEEP = "asleep"
 
 
+class Feeding(StrEnum):
+    """When trajectories of the next batch start."""
+
+    BARRIER = "barrier"  # after the weights of the batch before: its last trajectories are alone
+    REFILL = "refill"  # as soon as the in-flight window has room: the fleet stays full
+
+
 class WorkerState(StrEnum):
     """State of a worker as observed from its pod and its agent."""
 
@@ -260,6 +267,15 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Transition:
+    """A change of one worker that takes time: `kind` is `start`, `wake` or `flip`."""
+
+    uid: str
+    kind: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What the planner remembers between looks; lives in the status and survives restarts."""
 
@@ -277,6 +293,23 @@ class Memory:
     """Elastic GPUs, used and free, at the last look; a change of it starts the coalescing time."""
     local_append_tokens: int | None = None
     """Last threshold given to the gateway; kept while nothing can be predicted."""
+    looked_at: float | None = None
+    """Time of the last look."""
+    feeding: Feeding | None = None
+    """What the last clear evidence said."""
+    rival: Shape | None = None
+    """Shape that was predicted better than the present one at the last look, though not by the threshold."""
+    rival_since: float | None = None
+    surplus_since: float | None = None
+    """Since when fewer elastic workers would do."""
+    wake_seen_at: float | None = None
+    """When the wake cost was last measured; what nobody used for long is believed less."""
+    under_way: tuple[Transition, ...] = ()
+    """What has begun and is not over, to learn what it costs."""
+    elastic_seconds: float | None = None
+    """Worker-seconds that elastic workers lived, fading."""
+    elastic_losses: float | None = None
+    """Elastic workers lost to notices and failures in that time, fading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +354,8 @@ class Snapshot:
     memory: Memory = Memory()
     trainer: Trainer | None = None
     """None = nothing is known of the consumer."""
+    feeding: Feeding | None = None
+    """As seen at the gateway; None = not seen yet, then what is in flight beside the open batch tells."""
 
 
 @dataclass(frozen=True, slots=True)
