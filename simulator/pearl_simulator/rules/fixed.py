@@ -1,0 +1,87 @@
+"""Rules without a model: fixed fleets, all that is there, and one shape that is never left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pearl_planner.facts import sizes
+from pearl_planner.shapes import split
+from pearl_planner.types import Reason, Shape
+from pearl_simulator.rules.base import decision
+
+if TYPE_CHECKING:
+    from pearl_planner.decide import Decision
+    from pearl_planner.types import Loan, Policy, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRule:
+    """One shape for as many workers as there are, up to a limit.
+
+    `roll` is reserved GPUs only, `rlboost+` all there are, `fixed:2P3D` five workers, `ratio:2P3D` two of five of all
+    there are.
+    """
+
+    gpus: int | None = None
+    """GPUs to have at most beside borrowed ones; reserved ones are always used. None = all there are."""
+    ratio: tuple[int, int] | None = None
+    """P:D; None = colocated. Fewer than two workers are colocated."""
+    borrow: bool = False
+    """Takes every loan."""
+    workers: int | None = None
+    """The limit in workers, borrowed ones included; None = `gpus` is the limit."""
+
+    def decide(self, snapshot: Snapshot, policy: Policy) -> Decision:
+        """As many workers as allowed, in the shape."""
+        room = sizes(snapshot)
+        elastic = room.elastic_high
+        if self.gpus is not None:
+            wanted = self.gpus // snapshot.budget.gpus_per_worker - room.reserved
+            elastic = min(max(wanted, room.elastic_low), elastic)
+        if self.workers is not None:
+            elastic = min(max(self.workers - room.fixed, room.elastic_low), elastic)
+        count = room.fixed + elastic
+        shape = split(count, self.ratio) if self.ratio and count > 1 else Shape(colocated=count)
+        return decision(snapshot, policy, elastic, shape, "fixed by the rule")
+
+    def answer_loan(self, snapshot: Snapshot, policy: Policy, loan: Loan, count: int, added: int) -> tuple[bool, str]:
+        """All or none."""
+        del snapshot, policy, loan, count, added
+        return self.borrow, (Reason.APPLIED if self.borrow else Reason.BORROW_NOT_WORTHWHILE).value
+
+
+@dataclass(frozen=True, slots=True)
+class VerlLend:
+    """Colocated on all GPUs there are, and borrows with verl's gate (its fully asynchronous dynamic schedule).
+
+    benefit = remaining samples · seconds per sample · (1 − 1/scaling), scaling = workers with the loan / without;
+    taken while benefit or cost is unknown, or when the benefit exceeds the cost of switching. It credits added GPUs
+    linearly, whatever the workload waits for.
+    """
+
+    deactivation_share: float = 0.5
+    """Cost of giving back as a share of the measured wake."""
+    min_remaining_share: float = 0.0
+    """Of the batch; below it nothing is lent any more."""
+
+    def decide(self, snapshot: Snapshot, policy: Policy) -> Decision:
+        """All there is, colocated."""
+        return FixedRule().decide(snapshot, policy)
+
+    def answer_loan(self, snapshot: Snapshot, policy: Policy, loan: Loan, count: int, added: int) -> tuple[bool, str]:
+        """The gate; without a batch or a finished sample the benefit is unknown."""
+        del policy, loan
+        batch, wake = snapshot.batch, snapshot.memory.wake_cost_seconds
+        if batch is None:
+            return True, Reason.BATCH_UNKNOWN.value
+        total = batch.groups * batch.group_size
+        remaining = max(total - batch.finished, 0)
+        if remaining <= self.min_remaining_share * total:
+            return False, Reason.BORROW_NOT_WORTHWHILE.value
+        if wake is None or batch.finished < 1:
+            return True, Reason.NO_DATA.value
+        per_sample = batch.elapsed_seconds / batch.finished
+        benefit = remaining * per_sample * (1.0 - count / (count + added))
+        worth = benefit > wake * (1.0 + self.deactivation_share)
+        return worth, (Reason.APPLIED if worth else Reason.BORROW_NOT_WORTHWHILE).value
