@@ -28,6 +28,8 @@ from pearl_worker.models import ensure_model
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pearl_api.wire.worker import WorkerState
+    from pearl_dev.fleet import Fleet
     from pearl_dev.handle import Cluster
     from pearl_dev.progress import Progress
     from pearl_dev.settings import Settings
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "pearl"
 RELEASE = "pearl"
+ENGINE_PACKAGES = "/opt/engine/lib/python3.11/site-packages"
+KILL = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGKILL)"
 COMMON = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "requirements/build.txt", "crds/pearl_api")
 OPERATOR_INPUTS = (
     *COMMON,
@@ -125,6 +129,56 @@ class Installation:
             "upgrade", "--install", RELEASE, str(ROOT / "charts/pearl"), "--namespace", self.namespace,
             "--values", str(values), "--wait", "--timeout", "180s",
         )  # fmt: skip
+
+    def trainer(
+        self,
+        code: Sequence[Path],
+        command: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        *,
+        models: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Manifests of `examples/trainer.yaml` that run `command` with an image that is here.
+
+        Args:
+            code: files and folders beside the SDK on the pod's PYTHONPATH (`/opt/code`).
+            command: as in a container.
+            variables: added to the environment, or in place of what the example has.
+            models: also mounts the models (at `/models`).
+        """
+        self._trainer_code(code)
+        account, pod = yaml.safe_load_all((ROOT / "examples/trainer.yaml").read_text())
+        container, volumes = pod["spec"]["containers"][0], pod["spec"]["volumes"]
+        container["image"], container["command"] = self.artifacts.worker_image, list(command)
+        wanted = {"PYTHONPATH": f"/opt/code:{ENGINE_PACKAGES}", **(variables or {})}
+        kept = [entry for entry in container["env"] if entry["name"] not in wanted]
+        container["env"] = kept + [{"name": name, "value": value} for name, value in wanted.items()]
+        claims = {"engine": "/opt/engine", "code": "/opt/code", **({"models": "/models"} if models else {})}
+        for claim, path in claims.items():
+            container["volumeMounts"].append({"name": claim, "mountPath": path, "readOnly": True})
+            volumes.append({"name": claim, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+        volumes.append({"name": "tmp", "emptyDir": {}})
+        container["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp"})  # noqa: S108 - the container's own
+        return [account, pod]
+
+    def _trainer_code(self, code: Sequence[Path]) -> None:
+        folder = self.cluster.paths.root / "volumes" / "code"
+        folder.mkdir(parents=True, exist_ok=True)
+        for source in (ROOT / "trainer_adapter/pearl_trainer", *code):
+            if source.is_dir():
+                shutil.copytree(source, folder / source.name, dirs_exist_ok=True)
+            else:
+                shutil.copy(source, folder)
+        self.cluster.volume("code", folder, self.trainer_namespaces[0], read_only=True)
+
+    def kill_engine(self, fleet: Fleet, pod: dict[str, Any]) -> WorkerState:
+        """SIGKILL for the engine process of a worker pod; the answer is its agent's state before."""
+        state = fleet.agent(pod)
+        self.cluster.kubectl(
+            "-n", fleet.namespace, "exec", pod["metadata"]["name"], "-c", "worker", "--",
+            "python3", "-c", KILL, str(state.engine_pid),
+        )  # fmt: skip
+        return state
 
     def uninstall_chart(self) -> None:
         """`helm uninstall --wait`."""

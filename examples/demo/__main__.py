@@ -79,6 +79,17 @@ def tell(stage: Stage, console: Console) -> bool:
     return all(kept for _, kept, _ in stage.record.checks)
 
 
+def keep_logs(installation: Installation, folder: Path) -> None:
+    """What every pod of PEARL wrote, one file each, beside the report."""
+    kubectl = installation.cluster.kubectl
+    for namespace in (NAMESPACE, *installation.trainer_namespaces):
+        pods = installation.cluster.get("-n", namespace, "pods")["items"]
+        for name in (pod["metadata"]["name"] for pod in pods):
+            (folder / f"{name}.log").write_text(
+                kubectl("-n", namespace, "logs", name, "--all-containers", "--tail=-1", "--ignore-errors")
+            )
+
+
 def main() -> int:
     """Entry point; 0 = every promise was kept."""
     parser = argparse.ArgumentParser(description="PEARL on this machine: real cluster, real vLLM, real trainer.")
@@ -104,9 +115,7 @@ def main() -> int:
     finally:
         view.stop()
         sampler.close()
-        (options.out / "operator.log").write_text(
-            installation.cluster.kubectl("-n", NAMESPACE, "logs", "deployment/pearl-operator", "--tail=-1")
-        )
+        keep_logs(installation, options.out)
         if not options.keep:
             cluster.down(from_environment(), NAME, progress)
     console.print(f"Took {time.monotonic() - started:.0f} s after set-up.")

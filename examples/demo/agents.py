@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pearl_dev.fleet import Fleet
 
 SMOLLM2_VOCABULARY = 40_000
-KILL = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGKILL)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +119,10 @@ def kill_a_worker(stage: Stage, fleet: Fleet) -> None:
     def busy() -> str | None:
         return next((w.pod for w in fleet.stats().workers if w.role == "decode" and w.in_flight), None)
 
-    victim = wait_for(busy, seconds=60, what="a decode worker has turns in flight")
+    victim = wait_for(busy, seconds=180, what="a decode worker has turns in flight")
     pod = next(pod for pod in fleet.workers() if pod["metadata"]["name"] == victim)
     stage.act(f"  kill -9 of the engine of {victim}, in the middle of its turns")
-    stage.installation.cluster.kubectl(
-        "-n", fleet.namespace, "exec", victim, "-c", "worker", "--", "python3", "-c", KILL,
-        str(fleet.agent(pod).engine_pid),
-    )  # fmt: skip
+    stage.installation.kill_engine(fleet, pod)
 
 
 CHECKED = Phase("checked", input_factor=0.5, response_factor=2.0, groups=2, group_size=3, most_turns=4, time_scale=0.2)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from examples.demo.facts import TrainStep
 from examples.demo.stage import HERE
@@ -16,15 +13,12 @@ if TYPE_CHECKING:
     from examples.demo.stage import Stage
 
 TRAINERS = "trainers"
-PACKAGES = "/opt/engine/lib/python3.11/site-packages"
-ROOT = HERE.parents[1]
 
 
 def run(stage: Stage, steps: int) -> None:
     """Start the trainer pod and follow what it prints until it is done."""
     stage.act(f"policy: a trainer starts, {steps} updates; it lends its GPU between them")
     stage.policy.patch({"mode": "Auto"})
-    _code(stage)
     stage.installation.cluster.apply(*_manifests(stage, steps))
     kubectl = stage.installation.cluster.kubectl
     kubectl("-n", TRAINERS, "wait", "--for=condition=Ready", "pod/trainer-0", "--timeout=120s")
@@ -53,35 +47,13 @@ def _facts(stage: Stage) -> list[dict[str, Any]] | Any:
                 yield json.loads(line)
 
 
-def _code(stage: Stage) -> None:
-    """SDK and training script for the pod, as a read-only volume."""
-    code = stage.installation.cluster.paths.root / "volumes" / "code"
-    shutil.rmtree(code, ignore_errors=True)
-    shutil.copytree(ROOT / "trainer_adapter/pearl_trainer", code / "pearl_trainer")
-    shutil.copytree(HERE / "trainer", code / "trainer")
-    stage.installation.cluster.volume("code", code, TRAINERS, read_only=True)
-
-
 def _manifests(stage: Stage, steps: int) -> list[dict[str, Any]]:
-    """`examples/trainer.yaml` with this training script and an image that is here."""
-    account, pod = yaml.safe_load_all((ROOT / "examples/trainer.yaml").read_text())
-    container, volumes = pod["spec"]["containers"][0], pod["spec"]["volumes"]
-    container["image"] = stage.installation.artifacts.worker_image
-    container["command"] = [
-        "python3", "-m", "trainer.train", "--rollout", stage.policy.name, "--model", "/models/tiny",
-        "--steps", str(steps),
-    ]  # fmt: skip
+    """The trainer example with this training script."""
+    command = ["python3", "-m", "trainer.train", "--rollout", stage.policy.name]
     variables = {
-        "PYTHONPATH": f"/opt/code:{PACKAGES}",
         "PEARL_WEIGHTS_SOURCE": f"file:///weights/{stage.policy.name}",
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    kept = [entry for entry in container["env"] if entry["name"] not in variables]
-    container["env"] = kept + [{"name": name, "value": value} for name, value in variables.items()]
-    for claim, path in (("engine", "/opt/engine"), ("code", "/opt/code"), ("models", "/models")):
-        container["volumeMounts"].append({"name": claim, "mountPath": path, "readOnly": True})
-        volumes.append({"name": claim, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
-    volumes.append({"name": "tmp", "emptyDir": {}})
-    container["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp"})  # noqa: S108 - the container's own
-    return [account, pod]
+    arguments = ["--model", "/models/tiny", "--steps", str(steps)]
+    return stage.installation.trainer([HERE / "trainer"], [*command, *arguments], variables, models=True)

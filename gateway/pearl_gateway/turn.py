@@ -7,6 +7,7 @@ with prompt + what was generated, never a token. A turn ends with its whole answ
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pearl_gateway.stops import StopWatch
     from pearl_gateway.tally import Tally
     from pearl_gateway.trajectory import Trajectory, Turn
+
+_LOG = logging.getLogger(__name__)
 
 _CLOSED_SECONDS = 0.25
 _RETRY_SECONDS = (0.0, 0.05, 0.2, 0.5, 1.0)
@@ -122,6 +125,7 @@ class Runner:
         try:
             await self._complete(trajectory, turn)
         except GatewayError as error:
+            _LOG.warning("turn of %s given back: %s: %s", trajectory.id, error.error, error.message)
             turn.error = error
         except EngineRefusedError as error:
             turn.error = GatewayError(error.status, "Refused", str(error))
@@ -203,8 +207,9 @@ class Runner:
             reason = SegmentReason.DRAINED
         except EngineStalledError:
             reason = SegmentReason.WORKER_LOST
-        except EngineUnreachableError:
+        except EngineUnreachableError as error:
             if not draft.lost:
+                _LOG.warning("%s failed on a turn, ejected until it answers: %s", draft.called.facts.pod, error)
                 self._fleet.eject(draft.called)
             reason = SegmentReason.WORKER_LOST
         except asyncio.CancelledError:

@@ -11,7 +11,6 @@ import pytest
 from traffic import Traffic, identity, prompt, steady
 
 from pearl_dev.fleet import wait_for
-from pearl_dev.product import NAMESPACE
 from pearl_trainer import publish
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from pearl_dev.product import Installation
 
 pytestmark = pytest.mark.cluster
-
-KILL = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGKILL)"
 
 
 def reference(fleet: Fleet, tokens: list[int], count: int) -> list[int]:
@@ -76,10 +73,7 @@ def test_a_killed_decode_engine_costs_the_client_nothing(disaggregated: Fleet, i
 
     victim = wait_for(decoding, seconds=20, what="a decode worker has the turn")
     pod = next(pod for pod in fleet.workers() if pod["metadata"]["name"] == victim)
-    state = fleet.agent(pod)
-    installation.cluster.kubectl(
-        "-n", NAMESPACE, "exec", victim, "-c", "worker", "--", "python3", "-c", KILL, str(state.engine_pid)
-    )
+    state = installation.kill_engine(fleet, pod)
     answer = running.result(timeout=180)
     traffic.close()
     assert answer.token_ids == expected

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 from traffic import Traffic, prompt, steady
 
 from pearl_dev.fleet import wait_for
@@ -70,32 +68,14 @@ class Trainer:
 @pytest.fixture(scope="module")
 def trainer(installation: Installation, quickstart: Fleet) -> Iterator[Trainer]:
     """A registered trainer with one GPU."""
-    code = installation.cluster.paths.root / "volumes" / "code"
-    code.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(ROOT / "trainer_adapter/pearl_trainer", code / "pearl_trainer", dirs_exist_ok=True)
-    shutil.copy(Path(__file__).with_name("trainer_shell.py"), code)
-    installation.cluster.volume("code", code, TRAINERS, read_only=True)
     installation.cluster.kubectl("-n", TRAINERS, "delete", "pod", "trainer-0", "--ignore-not-found", "--grace-period=1")
-    installation.cluster.apply(*trainer_manifests(installation))
+    shell = Path(__file__).with_name("trainer_shell.py")
+    installation.cluster.apply(*installation.trainer([shell], ["sleep", "infinity"]))
     installation.cluster.kubectl("-n", TRAINERS, "wait", "--for=condition=Ready", "pod/trainer-0", "--timeout=120s")
     quickstart.patch({"mode": "Colocated", "ratio": None})
     started = Trainer(installation, quickstart.name)
     yield started
     started.close()
-
-
-def trainer_manifests(installation: Installation) -> list[dict[str, Any]]:
-    """The trainer example with an image of this checkout that waits for commands."""
-    account, pod = yaml.safe_load_all((ROOT / "examples/trainer.yaml").read_text())
-    container, volumes = pod["spec"]["containers"][0], pod["spec"]["volumes"]
-    container["image"] = installation.artifacts.worker_image
-    container["command"] = ["sleep", "infinity"]
-    packages = "/opt/engine/lib/python3.11/site-packages"
-    container["env"] += [{"name": "PYTHONPATH", "value": f"/opt/code:{packages}"}]
-    for claim, path in (("engine", "/opt/engine"), ("code", "/opt/code")):
-        container["volumeMounts"].append({"name": claim, "mountPath": path, "readOnly": True})
-        volumes.append({"name": claim, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
-    return [account, pod]
 
 
 def borrower(fleet: Fleet) -> dict[str, Any]:

@@ -60,8 +60,8 @@ async def play(pearl: AsyncPearlClient, step: int, hidden: int, sample: int) -> 
 
 
 async def rollout(pearl: AsyncPearlClient, step: int, group_size: int, version: int) -> tuple[Trajectory, ...]:
-    """One batch through the batch API; what comes back is what the gateway logged."""
-    await pearl.batches.open(step, groups=len(NUMBERS), group_size=group_size, min_version=max(0, version - 1))
+    """One batch through the batch API, under the newest weights; what comes back is what the gateway logged."""
+    await pearl.batches.open(step, groups=len(NUMBERS), group_size=group_size, min_version=version)
     await asyncio.gather(*[play(pearl, step, hidden, sample) for hidden in NUMBERS for sample in range(group_size)])
     trajectories = await pearl.batches.consume(step)
     await pearl.batches.close(step)
