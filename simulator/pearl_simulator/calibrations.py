@@ -7,9 +7,16 @@ fitted by `python -m pearl_simulator.fit_paper`; docs/results/calibration.md say
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
 from pearl_planner.tables import TableError, load_table, shipped_tables
+from pearl_simulator.distributions import LogNormal, LogNormalTurns, Mixture, always
+from pearl_simulator.drawn import DrawnWorkload
 from pearl_simulator.errors import InputError
-from pearl_simulator.types import Calibration, Costs
+from pearl_simulator.types import Calibration, Costs, PrefillStyle
 
 GPUS = ("H100", "H200", "A100")
 
@@ -27,6 +34,84 @@ def clean(model: str, gpu: str = "H100", tp: int = 2) -> Calibration:
             f"no engine table for model {model!r}, gpu {gpu!r}, tensorParallel {tp}; choose one of: {_choices()}"
         ) from None
     return Calibration(name="clean", table=table)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperFit:
+    """What was fitted for one model; the rest of the workload is fixed in `workload_of`."""
+
+    interference_seconds: float
+    """Per prefill on a worker that also decodes."""
+    turn_median: float
+    turn_group_sigma: float
+    turn_member_sigma: float
+    turn_cap: int
+    first_prompt_tokens: int
+    generated_median: float
+    appended_median: float
+    tool_median_seconds: float
+    retained_share: float
+    missed_share: float
+
+
+@cache
+def _fits() -> dict[str, PaperFit]:
+    text = (resources.files("pearl_simulator") / "data/paper_fit.json").read_text()
+    return {model: PaperFit(**values) for model, values in json.loads(text).items()}
+
+
+def paper_fit(model: str) -> PaperFit:
+    """The constants in `data/paper_fit.json`.
+
+    Raises:
+        InputError: the model was not in the paper.
+    """
+    for name, found in _fits().items():
+        if name.lower().endswith(model.lower()):
+            return found
+    raise InputError(f"no paper calibration for model {model!r}; choose one of: {', '.join(_fits())}")
+
+
+def paper(model: str) -> Calibration:
+    """Engines that behave as in the PEARL paper, on two H100 GPUs (which stand for its H800).
+
+    Raises:
+        InputError: the model was not in the paper.
+    """
+    return calibration_of(model, paper_fit(model))
+
+
+def paper_workload(model: str) -> DrawnWorkload:
+    """The workload that was fitted together with `paper`: 4 groups of 16.
+
+    Raises:
+        InputError: the model was not in the paper.
+    """
+    return workload_of(paper_fit(model))
+
+
+def calibration_of(model: str, fit: PaperFit) -> Calibration:
+    """The tabulated engine with the paper's way of prefilling: decode waits, and every prefill costs an extra."""
+    return Calibration(
+        name="paper",
+        table=clean(model).table,
+        style=PrefillStyle.EXCLUSIVE,
+        interference_seconds=fit.interference_seconds,
+    )
+
+
+def workload_of(fit: PaperFit) -> DrawnWorkload:
+    """Software repair with stripped thinking and a cache that serves badly; see docs/results/calibration.md."""
+    return DrawnWorkload(
+        name="swe-paper",
+        turns=LogNormalTurns(fit.turn_median, fit.turn_group_sigma, fit.turn_member_sigma, fit.turn_cap),
+        first_prompt=always(fit.first_prompt_tokens),
+        appended=LogNormal(fit.appended_median, 1.0),
+        generated=LogNormal(fit.generated_median, 1.0),
+        environment=Mixture(LogNormal(fit.tool_median_seconds, 0.8), LogNormal(20.0, 0.8), 0.02),
+        retained_share=fit.retained_share,
+        missed_share=fit.missed_share,
+    )
 
 
 def _choices() -> str:
