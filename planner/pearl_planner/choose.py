@@ -1,8 +1,8 @@
 """Which shape: predicted times, the cost of getting there, and how much better is better enough.
 
-docs/models.md, "Choice" and "Borrow gate". A candidate replaces the present shape when the rest of the batch,
-including what the switch costs, is predicted shorter by more than the threshold of the ratio (or the larger one of
-the mode). Without a batch the same comparison is made over a fixed horizon of steady work.
+docs/models.md, "Choice". A candidate replaces the present shape when the rest of the batch, including what the switch
+costs, is predicted shorter by more than the threshold of the ratio (or the larger one of the mode) and the error of
+the difference. Where batches follow each other without a gap the same comparison is made over a horizon of steady work.
 """
 
 from __future__ import annotations
@@ -11,40 +11,23 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pearl_planner.predict import Forecast, Workload, predict
-from pearl_planner.shapes import allowed_shapes
-from pearl_planner.types import Loan, Memory, Mode, Policy, Reason, Role, Shape, Worker
+from pearl_planner.numbers import clamp
+from pearl_planner.types import Memory, Reason, Role, Shape, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pearl_planner.engine_model import EngineTable
+    from pearl_planner.evaluate import Situation
+    from pearl_planner.predict import Forecast, Workload
 
 STEADY_HORIZON_SECONDS = 300.0
 """Work over which a switch must pay where no batch says how much is left."""
 MIN_SAVING_SECONDS = 0.5
 FLIP_SECONDS = 1.0
-START_SECONDS = 60.0
-SAME_SHARE = 0.02
-"""More workers must do better by this much, otherwise the rest waits for something else (environment bound)."""
-EXHAUSTIVE_WORKERS = 8
+FADING_SECONDS = 60.0
+"""A rival that stays ahead so long needs half the threshold only."""
 FINALISTS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What every comparison of one decision shares."""
-
-    load: Workload
-    table: EngineTable
-    policy: Policy
-    memory: Memory
-    window: int | None
-
-    def forecast(self, shape: Shape) -> Forecast:
-        """Prediction of one shape."""
-        present = self.memory.local_append_tokens
-        return predict(shape, self.load, self.table, window=self.window, present_threshold=present)
+MAX_ERROR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +37,8 @@ class Verdict:
     chosen: Forecast
     reason: Reason
     finalists: tuple[Forecast, ...]
-
-
-def candidates(situation: Situation, count: int) -> list[Forecast]:
-    """Forecasts of the shapes of `count` workers, best first; large fleets are searched from the best guess."""
-    shapes = allowed_shapes(count, situation.policy)
-    split_up = [shape for shape in shapes if shape.mode is Mode.DISAGGREGATED]
-    if len(split_up) <= EXHAUSTIVE_WORKERS:
-        forecasts = [situation.forecast(shape) for shape in shapes]
-    else:
-        whole = [situation.forecast(shape) for shape in shapes if shape.mode is Mode.COLOCATED]
-        forecasts = whole + _climb(situation, count)
-    return sorted(forecasts, key=lambda one: (one.value_seconds, str(one.prediction.shape)))
-
-
-def _climb(situation: Situation, count: int) -> list[Forecast]:
-    """Hill climbing over P with halving steps: the time of a batch has one valley over P."""
-    seen: dict[int, Forecast] = {}
-
-    def at(prefill: int) -> float:
-        if prefill not in seen:
-            seen[prefill] = situation.forecast(Shape(0, prefill, count - prefill))
-        return seen[prefill].value_seconds
-
-    best, step = max(1, count // 3), max(1, count // 4)
-    while step:
-        nearest = [p for p in (best, best - step, best + step) if 1 <= p < count]
-        better = min(nearest, key=lambda p: (at(p), p))
-        if better == best:
-            step //= 2
-        best = better
-    return list(seen.values())
+    rival: Shape | None = None
+    """Better than the present one, but not by enough yet."""
 
 
 def with_cost(forecast: Forecast, cost_seconds: float) -> Forecast:
@@ -111,106 +65,74 @@ def switch_cost_seconds(workers: Sequence[Worker], roles: dict[str, Role], situa
     return label + lost * situation.table.prefill_per_token_seconds / max(able, 1)
 
 
-def total_seconds(forecast: Forecast, present: Forecast) -> float:
+def total_seconds(forecast: Forecast, present: Forecast, situation: Situation) -> float:
     """What is compared: the rest of the batch with the switch, or the horizon's work at the present rate."""
     cost = forecast.prediction.switch_cost_seconds
-    if not forecast.prediction.feasible:
-        return math.inf
-    if forecast.prediction.makespan_seconds is not None:
-        return forecast.prediction.makespan_seconds + cost
-    rate, now = forecast.prediction.turns_per_second, present.prediction.turns_per_second
-    if not rate:
-        return math.inf
-    return STEADY_HORIZON_SECONDS * (now / rate if now else 1.0 / rate) + cost
+    value, now = situation.seconds(forecast), situation.seconds(present)
+    if not math.isfinite(value) or forecast.prediction.makespan_seconds is not None:
+        return value + cost
+    return STEADY_HORIZON_SECONDS * (value / now if math.isfinite(now) and now > 0 else value) + cost
 
 
-def judge(present: Forecast, forecasts: Sequence[Forecast], situation: Situation) -> Verdict:
+def judge(present: Forecast, forecasts: Sequence[Forecast], situation: Situation, *, now: float) -> Verdict:
     """The best shape if it is better enough, else the present one. `forecasts` carry their switch costs."""
     others = [one for one in forecasts if one.prediction.shape != present.prediction.shape]
-    ranked = sorted(others, key=lambda one: (total_seconds(one, present), str(one.prediction.shape)))
-    finalists = tuple(sorted([present, *ranked[: FINALISTS - 1]], key=lambda one: total_seconds(one, present)))
+    times = {one.prediction.shape: total_seconds(one, present, situation) for one in [*others, present]}
+    ranked = sorted(others, key=lambda one: (times[one.prediction.shape], str(one.prediction.shape)))
+    finalists = tuple(sorted([present, *ranked[: FINALISTS - 1]], key=lambda one: times[one.prediction.shape]))
     if not ranked or not ranked[0].prediction.feasible:
         return Verdict(present, Reason.WITHIN_DEADBAND, finalists)
     if not present.prediction.feasible:
         return Verdict(ranked[0], Reason.APPLIED, finalists)
     for one in ranked:
-        if _better_enough(one, present, situation):
+        if _better_enough(one, present, situation, now):
             return Verdict(one, Reason.APPLIED, finalists)
-    best_free = min(others, key=lambda one: total_seconds(with_cost(one, 0.0), present))
-    unaffordable = _better_enough(with_cost(best_free, 0.0), present, situation)
-    return Verdict(present, Reason.SWITCH_COST_TOO_HIGH if unaffordable else Reason.WITHIN_DEADBAND, finalists)
+    rival = ranked[0].prediction.shape if times[ranked[0].prediction.shape] < times[present.prediction.shape] else None
+    best_free = min(others, key=lambda one: total_seconds(with_cost(one, 0.0), present, situation))
+    unaffordable = _better_enough(with_cost(best_free, 0.0), present, situation, now)
+    reason = Reason.SWITCH_COST_TOO_HIGH if unaffordable else Reason.WITHIN_DEADBAND
+    return Verdict(present, reason, finalists, rival)
 
 
-def _better_enough(one: Forecast, present: Forecast, situation: Situation) -> bool:
-    same_mode = one.prediction.shape.mode is present.prediction.shape.mode
-    policy = situation.policy
-    threshold = (policy.ratio_threshold if same_mode else policy.mode_threshold) + situation.load.error
-    now, then = total_seconds(present, present), total_seconds(one, present)
-    return now - then > max(threshold * now, MIN_SAVING_SECONDS)
+def _better_enough(one: Forecast, present: Forecast, situation: Situation, now: float) -> bool:
+    """Gain above the threshold, and above what the measurement may be wrong by."""
+    here, there = total_seconds(present, present, situation), total_seconds(one, present, situation)
+    gain = here - there
+    threshold = faded_threshold(one.prediction.shape, present.prediction.shape, situation, now)
+    if gain <= max(threshold * here, MIN_SAVING_SECONDS):
+        return False
+    return gain > (threshold + error_of_difference(one, present, situation)) * here
 
 
-def elastic_count(situation: Situation, fixed: int, present: int, low: int, high: int) -> tuple[int, Reason | None]:
-    """How many elastic workers to have beside `fixed` others, and why not more of them (None = all there are).
-
-    Fewer when the batch would not notice; more when it would, and the start pays before the batch ends.
-    """
-    if high <= low and present == low:
-        return low, None
-    here = min(max(present, low), high)
-    counts = sorted({low, high, here, *_between(low, high)})
-    value = {e: _best_value(situation, fixed + e) for e in counts}
-    if situation.policy.objective == "Cost":
-        wanted = min(counts, key=lambda e: ((fixed + e) * value[e], e))
-    else:
-        best = min(value.values())
-        wanted = next(e for e in counts if value[e] <= best * (1.0 + SAME_SHARE))
-    if wanted > here:
-        pays = _growth_pays(situation, value[here], value[wanted])
-        return (wanted, Reason.APPLIED) if pays else (here, Reason.SWITCH_COST_TOO_HIGH)
-    return wanted, Reason.ENVIRONMENT_BOUND if high > wanted else None
+def faded_threshold(one: Shape, present: Shape, situation: Situation, now: float) -> float:
+    """The user's threshold, less for a rival that stays ahead: noise does not last, a difference does."""
+    policy, memory = situation.policy, situation.memory
+    threshold = policy.ratio_threshold if one.mode is present.mode else policy.mode_threshold
+    if memory.rival != one or memory.rival_since is None:
+        return threshold
+    return threshold / (1.0 + max(now - memory.rival_since, 0.0) / FADING_SECONDS)
 
 
-def _between(low: int, high: int) -> list[int]:
-    """Some counts in between; all of them in a small range."""
-    return [low + (high - low) * k // 6 for k in range(1, 6)]
+def error_of_difference(one: Forecast, present: Forecast, situation: Situation) -> float:
+    """Standard error of log(T_present / T_one): what both have in common cancels."""
+    shapes = (present.prediction.shape, one.prediction.shape)
+    base = _log_ratio(shapes, situation.load, situation)
+    squares = 0.0
+    for name, error in situation.errors:
+        moved = replace(situation.load, **{name: getattr(situation.load, name) * (1.0 + error)})
+        squares += (_log_ratio(shapes, moved, situation) - base) ** 2
+    return clamp(math.sqrt(squares), 0.0, MAX_ERROR)
 
 
-def _best_value(situation: Situation, count: int) -> float:
-    forecasts = candidates(situation, count)
-    return forecasts[0].value_seconds if forecasts else math.inf
+def _log_ratio(shapes: tuple[Shape, Shape], load: Workload, situation: Situation) -> float:
+    before, after = (situation.forecast(shape, load).value_seconds for shape in shapes)
+    usable = math.isfinite(before) and math.isfinite(after) and before > 0 and after > 0
+    return math.log(before / after) if usable else 0.0
 
 
-def _growth_pays(situation: Situation, now: float, then: float) -> bool:
-    """The gain after the start, over the batch or the steady horizon, beats the ratio threshold."""
-    if not math.isfinite(now):
-        return math.isfinite(then)
-    start = situation.memory.start_cost_seconds
-    start = START_SECONDS if start is None else start
-    total = now if situation.load.rest is not None else STEADY_HORIZON_SECONDS
-    gain = max(0.0, total - start) * (1.0 - then / now)
-    return gain > max(situation.policy.ratio_threshold * total, MIN_SAVING_SECONDS)
-
-
-def borrow_answer(situation: Situation | None, loan: Loan, count: int, added: int) -> tuple[bool, str]:
-    """Whether to take a loan that adds `added` workers to `count`, and the reason for the trainer.
-
-    Saved time = (window − wake) · (1 − T_with/T_without) − deactivation. Without data, or while no wake was ever
-    measured, the loan is taken: idle GPUs cost nothing and the first loan is what measures the cost.
-    """
-    if situation is None:
-        return True, Reason.NO_DATA.value
-    without, with_loan = _best_value(situation, count), _best_value(situation, count + added)
-    if not math.isfinite(without):
-        return True, Reason.APPLIED.value
-    share = 1.0 - with_loan / without
-    if share <= SAME_SHARE:
-        return False, Reason.ENVIRONMENT_BOUND.value
-    wake = situation.memory.wake_cost_seconds
-    if wake is None:
-        return True, Reason.APPLIED.value
-    windows = [loan.cap_seconds, loan.expected_idle_seconds, without if situation.load.rest is not None else None]
-    window = min([one for one in windows if one is not None], default=STEADY_HORIZON_SECONDS)
-    saved = (window - wake) * share - wake / 2
-    if saved > MIN_SAVING_SECONDS:
-        return True, Reason.APPLIED.value
-    return False, Reason.BORROW_NOT_WORTHWHILE.value
+def rival_memory(memory: Memory, rival: Shape | None, now: float) -> Memory:
+    """Since when the same rival is ahead."""
+    if rival is None:
+        return replace(memory, rival=None, rival_since=None)
+    same = memory.rival == rival and memory.rival_since is not None
+    return replace(memory, rival=rival, rival_since=memory.rival_since if same else now)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pearl_planner import explain
 from pearl_planner.assign import assign, stays
-from pearl_planner.choose import Situation, Verdict, candidates, elastic_count, judge, switch_cost_seconds, with_cost
+from pearl_planner.choose import FINALISTS, Verdict, judge, rival_memory, switch_cost_seconds, with_cost
 from pearl_planner.engine_model import sane_table
+from pearl_planner.evaluate import Situation, candidates, coarse, grid
 from pearl_planner.facts import Sizes, fleet, missing_data, sizes
+from pearl_planner.feeding import trainer_floor_seconds, whole_batch
+from pearl_planner.gates import Count, elastic_count
 from pearl_planner.makespan import remainder
 from pearl_planner.numbers import known_count
 from pearl_planner.predict import workload
 from pearl_planner.profile import Profile
 from pearl_planner.shapes import allowed_shapes, carried_shape, shape_of
-from pearl_planner.types import Mode, Reason, Shape, Zone
+from pearl_planner.types import Feeding, Memory, Mode, Reason, Shape, Zone
 
 if TYPE_CHECKING:
-    from pearl_planner.predict import Forecast
+    from pearl_planner.predict import Forecast, Workload
     from pearl_planner.types import Policy, Prediction, Snapshot
+
+MOST_ERROR = 0.5
+ERROR_GRID = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,8 @@ class Decision:
     finalists: tuple[Prediction, ...] = ()
     forecast: Forecast | None = None
     """Of `shape`; None without data."""
+    memory: Memory | None = None
+    """With what this decision wants remembered; None = nothing."""
 
 
 def situation(snapshot: Snapshot, policy: Policy) -> Situation | tuple[Reason, str]:
@@ -45,12 +54,61 @@ def situation(snapshot: Snapshot, policy: Policy) -> Situation | tuple[Reason, s
     alive = _trajectories(snapshot, policy)
     if alive == 0:
         return Reason.IDLE, "no trajectory is in flight"
-    rest = None if snapshot.batch is None else remainder(snapshot.profile, snapshot.batch)
-    load = workload(snapshot.profile, alive, rest)
+    feeding = None if snapshot.batch is None else snapshot.memory.feeding
+    barrier = snapshot.batch is not None and feeding is not Feeding.REFILL
+    load = _load(snapshot, snapshot.profile, alive, barrier=barrier)
     if load is None:
         return Reason.NO_DATA, "too few turns measured"
-    table = policy.table.scaled(snapshot.memory.model_scale or 1.0)
-    return Situation(load, table, policy, snapshot.memory, known_count(policy.window) or None)
+    return Situation(
+        load=load,
+        whole=_whole(snapshot, snapshot.profile, load),
+        table=policy.table.scaled(grid(snapshot.memory.model_scale or 1.0)),
+        policy=policy,
+        memory=snapshot.memory,
+        window=known_count(policy.window) or None,
+        feeding=feeding,
+        floor_seconds=0.0 if barrier else grid(trainer_floor_seconds(snapshot, policy)),
+        errors=_errors(snapshot.profile),
+    )
+
+
+def _load(snapshot: Snapshot, profile: Profile, alive: int, *, barrier: bool) -> Workload | None:
+    """The rest of the batch, or the steady state with what would be in flight if nothing waited for the trainer."""
+    if barrier and snapshot.batch is not None:
+        found = workload(profile, alive, remainder(profile, snapshot.batch))
+    else:
+        waiting = snapshot.trainer.ready_trajectories if snapshot.trainer else None
+        found = workload(profile, alive + (waiting or 0), None)
+    return None if found is None else coarse(found)
+
+
+def _whole(snapshot: Snapshot, profile: Profile, load: Workload) -> Workload:
+    """What sizes are judged by: the tail of a batch needs few workers, the next one needs them again."""
+    if load.rest is None or snapshot.batch is None or not _elastic(snapshot):
+        return load
+    batch = whole_batch(snapshot.batch)
+    found = workload(profile, batch.groups * batch.group_size, remainder(profile, batch))
+    return load if found is None else coarse(found)
+
+
+def _elastic(snapshot: Snapshot) -> bool:
+    room = sizes(snapshot)
+    return room.elastic_high > room.elastic_low
+
+
+def _errors(profile: Profile) -> tuple[tuple[str, float], ...]:
+    """Relative standard errors of the mean turn; on a grid, like the workload."""
+    fields = {
+        "appended_tokens": profile.appended,
+        "generated_tokens": profile.generated,
+        "environment_seconds": profile.environment,
+    }
+    found = []
+    for name, moments in fields.items():
+        if moments.count > 1 and moments.mean > 0 and moments.variance > 0:
+            error = math.sqrt(moments.variance / moments.count) / moments.mean
+            found.append((name, min(grid(error, ERROR_GRID), MOST_ERROR)))
+    return tuple(found)
 
 
 def decide(snapshot: Snapshot, policy: Policy) -> Decision:
@@ -88,33 +146,48 @@ def _keep(room: Sizes, present: Shape, reason: Reason, cause: str) -> Decision:
 
 def _predicted(snapshot: Snapshot, policy: Policy, known: Situation, room: Sizes, *, forced: bool) -> Decision:
     """The decision rule; a forced change (the present shape cannot stay) takes the best without thresholds."""
-    here = elastic = room.elastic_kept
-    elastic_reason = None
+    now, here = snapshot.now, room.elastic_kept
     dwell_left = _dwell_left(snapshot, policy)
+    wanted = _wanted_shape(snapshot)
+    count = Count(here, None)
     if dwell_left <= 0 or forced:
-        elastic, elastic_reason = elastic_count(known, room.fixed, here, room.elastic_low, room.elastic_high)
-        if elastic > here and _coalescing(snapshot, policy):
-            elastic, elastic_reason = here, Reason.COOLING_DOWN
-    target_sizes = room.with_elastic(elastic)
-    present = known.forecast(carried_shape(_wanted_shape(snapshot), room.fixed + elastic, policy))
-    priced = _priced(snapshot, known, target_sizes, room.fixed + elastic)
-    verdict = judge(present, priced, known)
-    if (forced or elastic != here) and priced:
-        verdict = Verdict(priced[0], Reason.APPLIED, verdict.finalists)
+        near = carried_shape(wanted, room.fixed + here, policy)
+        count = elastic_count(known, room.fixed, here, room.elastic_low, room.elastic_high, near=near, now=now)
+        if count.elastic > here and _coalescing(snapshot, policy):
+            count = Count(here, Reason.COOLING_DOWN)
+    target_sizes = room.with_elastic(count.elastic)
+    present = known.forecast(carried_shape(wanted, room.fixed + count.elastic, policy))
+    priced = _priced(snapshot, known, target_sizes, present)
+    verdict = judge(present, priced, known, now=now)
+    if (forced or count.elastic != here) and priced:
+        verdict = Verdict(min(priced, key=known.seconds), Reason.APPLIED, verdict.finalists)
     elif verdict.reason is Reason.APPLIED and dwell_left > 0:
         verdict = replace(verdict, chosen=present, reason=Reason.COOLING_DOWN)
     message = explain.compared(verdict, present, snapshot.profile or Profile(), dwell_left)
-    reason = _final_reason(snapshot, policy, verdict, elastic - here, elastic_reason)
+    reason = _final_reason(snapshot, policy, verdict, count.elastic - here, count.reason)
     finalists = tuple(one.prediction for one in verdict.finalists)
-    return Decision(target_sizes, verdict.chosen.prediction.shape, reason, message, finalists, verdict.chosen)
+    memory = _remembered(snapshot, verdict, count, judged=dwell_left <= 0 or forced)
+    shape = verdict.chosen.prediction.shape
+    return Decision(target_sizes, shape, reason, message, finalists, verdict.chosen, memory)
 
 
-def _priced(snapshot: Snapshot, known: Situation, target_sizes: dict[Zone, int], count: int) -> list[Forecast]:
-    """Candidates with what it costs to get there from the roles that workers have now."""
+def _remembered(snapshot: Snapshot, verdict: Verdict, count: Count, *, judged: bool) -> Memory:
+    """Since when a rival is ahead, and since when fewer workers would do."""
+    memory = rival_memory(snapshot.memory, verdict.rival, snapshot.now)
+    if not judged:
+        return memory
+    since = memory.surplus_since if memory.surplus_since is not None else snapshot.now
+    return replace(memory, surplus_since=since if count.surplus else None)
+
+
+def _priced(snapshot: Snapshot, known: Situation, target_sizes: dict[Zone, int], present: Forecast) -> list[Forecast]:
+    """The best candidates with what it costs to get there from the roles that workers have now."""
     workers = fleet(snapshot)
     incarnations = dict(snapshot.memory.next_incarnations)
+    shape = present.prediction.shape
+    found = candidates(known, shape.workers, near=shape)
     priced = []
-    for forecast in candidates(known, count):
+    for forecast in found[:FINALISTS]:
         slots = assign(workers, target_sizes, forecast.prediction.shape, next_incarnations=incarnations)
         roles = {(slot.slot, slot.incarnation): slot.role for slot in slots}
         by_uid = {w.uid: roles.get((w.slot, w.incarnation), w.role) for w in workers}
@@ -138,7 +211,7 @@ def _final_reason(
     """The most telling reason: a change, then what stands in its way, then that there is nothing to gain."""
     shape = verdict.chosen.prediction.shape
     if elastic_change < 0:
-        return Reason.ENVIRONMENT_BOUND
+        return elastic_reason or Reason.ENVIRONMENT_BOUND
     if shape.workers == 1 and Mode.COLOCATED not in policy.modes:
         return Reason.INFEASIBLE
     if not verdict.chosen.prediction.feasible:

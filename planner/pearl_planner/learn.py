@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pearl_planner.engine_model import decode_seconds, sane_table
+from pearl_planner.feeding import evident_feeding
 from pearl_planner.numbers import clamp, known, median
 from pearl_planner.profile import Profile
 from pearl_planner.types import Role, Zone
@@ -34,6 +35,8 @@ def learn(snapshot: Snapshot, policy: Policy) -> Memory:
         model_scale=_scale(snapshot, policy),
         capacity_changed_at=changed_at,
         elastic_gpus_seen=memory.elastic_gpus_seen if elastic is None else elastic,
+        feeding=evident_feeding(snapshot, policy) or memory.feeding,
+        looked_at=snapshot.now,
     )
 
 

@@ -61,6 +61,7 @@ def _running(facts: Snapshot, policy: Policy, rule: Rule) -> Plan:
         return _going_on(facts, policy, target)
     cause = _forced_cause(facts, policy)
     decision = rule.decide(facts if target else replace(facts, target=_shape_memory(facts)), policy)
+    facts = facts if decision.memory is None else replace(facts, memory=decision.memory)
     slots = assign(fleet(facts), decision.sizes, decision.shape, next_incarnations=dict(facts.memory.next_incarnations))
     if target is not None and slots == target.slots:
         return _resting(facts, policy, target, decision)

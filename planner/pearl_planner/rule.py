@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pearl_planner.choose import Situation, borrow_answer
 from pearl_planner.decide import Decision, decide, situation
+from pearl_planner.evaluate import Situation
+from pearl_planner.gates import borrow_answer
 
 if TYPE_CHECKING:
     from pearl_planner.types import Loan, Policy, Snapshot
@@ -37,9 +38,9 @@ class PearlRule:
         return decide(snapshot, policy)
 
     def answer_loan(self, snapshot: Snapshot, policy: Policy, loan: Loan, count: int, added: int) -> tuple[bool, str]:
-        """See `pearl_planner.choose.borrow_answer`."""
+        """See `pearl_planner.gates.borrow_answer`."""
         known = situation(snapshot, policy)
-        return borrow_answer(known if isinstance(known, Situation) else None, loan, count, added)
+        return borrow_answer(known if isinstance(known, Situation) else None, loan, count, added, now=snapshot.now)
 
 
 PEARL = PearlRule()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from planner_fleet import AUTO, TABLE, Fleet, budget, policy, turns, worker
@@ -25,6 +26,9 @@ from pearl_planner.types import (
     WorkerState,
     Zone,
 )
+
+if TYPE_CHECKING:
+    from pearl_planner.profile import Profile
 
 SPLIT = (Mode.DISAGGREGATED,)
 FRESH = Measurements(gateway_age_seconds=1.0, live_trajectories=12)
@@ -73,7 +77,7 @@ def test_a_change_of_workload_flips_one_living_worker_and_says_why() -> None:
     assert flip.role is Role.PREFILL
     assert flip.epoch == result.target.id == 2  # type: ignore[union-attr]
     assert result.message == (
-        "disaggregated:2P1D: 1.27 turns/s predicted against 0.637 disaggregated:1P2D (+100 %), switch cost 1.0 s; "
+        "disaggregated:2P1D: 1.27 turns/s predicted against 0.635 disaggregated:1P2D (+100 %), switch cost 1.0 s; "
         "from 160 turns, prefill 600 tokens and generation 16 tokens a turn, context 800"
     )
     assert fleet.settle().reason is Reason.BATCH_UNKNOWN
@@ -117,14 +121,35 @@ def test_a_gain_below_the_threshold_changes_nothing() -> None:
     assert "not better by the threshold" in result.message
 
 
-def test_a_gain_within_the_error_of_the_measurement_changes_nothing() -> None:
-    fleet = started(SPLIT, ratio_threshold=0.4)  # the gain is half the time
-    fleet.measurements, fleet.profile = FRESH, turns(600, 16)
-    noisy = replace(fleet.profile.generated, variance=16.0**2 * fleet.profile.generated.count * 0.0625)
-    fleet.profile = replace(fleet.profile, generated=noisy)  # ½·√0.0625 = 12.5 % error: 40 + 12.5 > 50
+def noisy(profile: Profile, error: float) -> Profile:
+    """The same means, that of the appended tokens known to this relative error."""
+    variance = (error * profile.appended.mean) ** 2 * profile.appended.count
+    return replace(profile, appended=replace(profile.appended, variance=variance))
+
+
+def test_a_gain_within_the_error_of_the_difference_changes_nothing() -> None:
+    # 2P1D is better by 1 − 1.76/2.13 = 18 %; 25 % more to prefill would move that by 12 %: 10 + 12 > 18 > 10.
+    fleet = started(SPLIT, ratio_threshold=0.1)
+    fleet.measurements, fleet.profile = FRESH, noisy(turns(150, 60), 0.25)
     assert fleet.look().actions == ()
-    fleet.profile = turns(600, 16)
-    assert fleet.look().reason is Reason.APPLIED
+    fleet.profile = turns(150, 60)
+    assert fleet.look().shape == Shape(0, 2, 1)
+
+
+def test_an_error_that_moves_both_shapes_alike_cancels() -> None:
+    # All time is prefill: 2P1D is twice as fast, however many tokens there are.
+    fleet = started(SPLIT, ratio_threshold=0.45)
+    fleet.measurements, fleet.profile = FRESH, noisy(turns(600, 16), 0.25)
+    assert fleet.look().shape == Shape(0, 2, 1)
+
+
+def test_a_rival_that_stays_ahead_needs_less_and_less() -> None:
+    # 18 % better, threshold 25 %: enough after half of the 60 s in which it halves (25 / 1.5 = 17 %), not after 20.
+    fleet = started(SPLIT, ratio_threshold=0.25)
+    fleet.measurements, fleet.profile = FRESH, turns(150, 60)
+    assert fleet.look(seconds=20.0).actions == ()
+    assert fleet.look(seconds=10.0).actions == ()
+    assert fleet.look().shape == Shape(0, 2, 1)
 
 
 def test_a_switch_that_costs_more_than_it_saves_is_not_made() -> None:
@@ -261,6 +286,9 @@ def test_elastic_workers_go_when_the_environment_is_what_everything_waits_for() 
     fleet.settle()
     assert len(fleet.pods) > 2
     fleet.profile, fleet.now = turns(4, 8, wait=60.0), fleet.now + 1000
+    result = fleet.look()
+    assert (result.reason, result.actions) == (Reason.ENVIRONMENT_BOUND, ()), "for how long is not clear yet"
+    fleet.now += 60  # as long as a start takes
     result = fleet.look()
     assert result.reason is Reason.ENVIRONMENT_BOUND
     fleet.settle()

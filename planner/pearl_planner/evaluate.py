@@ -1,0 +1,156 @@
+"""What one decision knows, and what shapes are worth in it.
+
+docs/models.md, "Choice". Numbers of the workload are rounded to a grid before anything is predicted from them: what
+differs by less than the grid is the same situation, so that a fleet at rest does not compute the same forecasts again
+and again. Rounding moves all shapes alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from pearl_planner.predict import Forecast, predict
+from pearl_planner.shapes import allowed_shapes, split
+from pearl_planner.types import Feeding, Memory, Mode, Policy, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pearl_planner.engine_model import EngineTable
+    from pearl_planner.predict import Workload
+
+GRID = 0.02
+"""Relative width of the grid."""
+EXACT_TRAJECTORIES = 32
+"""Counts up to this are not rounded."""
+COARSEST = 64
+"""Large fleets are searched in steps of one part in so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What every comparison of one decision shares."""
+
+    load: Workload
+    """What is compared now: the rest of the batch, or the steady state."""
+    whole: Workload
+    """What sizes are judged by: a batch from its beginning, or the steady state."""
+    table: EngineTable
+    policy: Policy
+    memory: Memory
+    window: int | None
+    feeding: Feeding | None = None
+    floor_seconds: float = 0.0
+    """Seconds per turn that the trainer can consume at most; being faster helps nobody. 0 = no such limit."""
+    errors: tuple[tuple[str, float], ...] = ()
+    """(field of `load`, its relative standard error)."""
+
+    @property
+    def steady(self) -> bool:
+        """Whether rates are compared, not the rest of a batch."""
+        return self.load.rest is None
+
+    def forecast(self, shape: Shape, load: Workload | None = None) -> Forecast:
+        """Prediction of one shape, for `load` where it is given."""
+        present = self.memory.local_append_tokens
+        return _forecast(shape, load or self.load, self.table, self.window, present)
+
+    def seconds(self, forecast: Forecast) -> float:
+        """What is compared: seconds per turn or per batch; no less than the trainer takes where it runs beside."""
+        value = forecast.value_seconds
+        return max(value, self.floor_seconds) if forecast.prediction.makespan_seconds is None else value
+
+
+@lru_cache(maxsize=4096)
+def _forecast(shape: Shape, load: Workload, table: EngineTable, window: int | None, present: int | None) -> Forecast:
+    return predict(shape, load, table, window=window, present_threshold=present)
+
+
+def coarse(load: Workload) -> Workload:
+    """The same workload on the grid."""
+    bins = sum(load.appended_bins)
+    return replace(
+        load,
+        appended_tokens=grid(load.appended_tokens),
+        generated_tokens=grid(load.generated_tokens),
+        retained_share=round(load.retained_share / GRID) * GRID,
+        environment_seconds=grid(load.environment_seconds),
+        context_tokens=grid(load.context_tokens),
+        missed_tokens=tuple((route, grid(tokens)) for route, tokens in load.missed_tokens),
+        appended_bins=tuple(round(count / bins, 2) for count in load.appended_bins) if bins > 0 else load.appended_bins,
+        trajectories=coarse_count(load.trajectories),
+        error=0.0,
+    )
+
+
+def grid(value: float, width: float = GRID) -> float:
+    """The nearest value of a logarithmic grid; zero and what cannot be placed on it stay."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    return math.copysign(math.exp(round(math.log(abs(value)) / width) * width), value)
+
+
+def coarse_count(count: int) -> int:
+    """A count on the grid, exact where it is small."""
+    return count if count <= EXACT_TRAJECTORIES else round(grid(count))
+
+
+def candidates(
+    situation: Situation, count: int, *, near: Shape | None = None, load: Workload | None = None
+) -> list[Forecast]:
+    """Forecasts of the shapes of `count` workers that may be the best, best first.
+
+    The time has one valley over P, so it is searched downhill from `near`'s proportion (a third without one).
+    """
+    if count < 1:
+        return []
+    policy = situation.policy
+    found = [situation.forecast(Shape(colocated=count), load)] if _may_be_colocated(count, policy) else []
+    if Mode.DISAGGREGATED in policy.modes and count > 1:
+        if policy.ratio:
+            found.append(situation.forecast(split(count, policy.ratio), load))
+        else:
+            found += _downhill(situation, count, near, load)
+    return sorted(found, key=lambda one: (one.value_seconds, str(one.prediction.shape)))
+
+
+def _may_be_colocated(count: int, policy: Policy) -> bool:
+    return any(shape.mode is Mode.COLOCATED for shape in allowed_shapes(count, replace(policy, ratio=(1, 1))))
+
+
+def _downhill(situation: Situation, count: int, near: Shape | None, load: Workload | None) -> list[Forecast]:
+    """Halving steps towards the least time; where the start is impossible, from the best of a few others."""
+    seen: dict[int, Forecast] = {}
+
+    def at(prefill: int) -> float:
+        if prefill not in seen:
+            seen[prefill] = situation.forecast(Shape(0, prefill, count - prefill), load)
+        return seen[prefill].value_seconds
+
+    start = split(count, (near.prefill, near.decode) if near and near.prefill and near.decode else (1, 2)).prefill
+    if not math.isfinite(at(start)):
+        start = min({1 + (count - 2) * k // 6 for k in range(7)}, key=lambda p: (at(p), p))
+    _descend(at, start, low=1, high=count - 1)
+    return list(seen.values())
+
+
+def _descend(at: Callable[[int], float], start: int, *, low: int, high: int) -> int:
+    """The place of the least value found from `start`."""
+    finest = max(1, high // COARSEST)
+    best, step = start, max(1, high // 16)
+    while step >= finest:
+        places = [p for p in (best, best - step, best + step) if low <= p <= high]
+        better = min(places, key=lambda p: (at(p), p != best, p))
+        if better == best:
+            step //= 2
+        best = better
+    return best
+
+
+def best_seconds(situation: Situation, count: int, *, near: Shape | None = None, load: Workload | None = None) -> float:
+    """What the best shape of `count` workers needs."""
+    found = candidates(situation, count, near=near, load=load)
+    return situation.seconds(found[0]) if found else math.inf
