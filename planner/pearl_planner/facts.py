@@ -16,7 +16,7 @@ from pearl_planner.types import Reason, WorkerState, Zone
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pearl_planner.types import Batch, Budget, Loan, Measurements, Memory, Policy, Snapshot, Worker
+    from pearl_planner.types import Batch, Budget, Loan, Measurements, Memory, Policy, Snapshot, Trainer, Worker
 
 LENT = frozenset({"Granted", "Waking", "Serving"})
 """Phases of a loan in which its borrowers may serve."""
@@ -61,6 +61,7 @@ def clean(snapshot: Snapshot) -> Snapshot:
         profile=None if snapshot.profile is None else snapshot.profile.sane(),
         batch=None if snapshot.batch is None else _clean_batch(snapshot.batch),
         memory=_clean_memory(snapshot.memory),
+        trainer=None if snapshot.trainer is None else _clean_trainer(snapshot.trainer),
     )
 
 
@@ -127,6 +128,15 @@ def _clean_batch(batch: Batch) -> Batch | None:
     return replace(batch, unfinished=unfinished)
 
 
+def _clean_trainer(trainer: Trainer) -> Trainer:
+    return replace(
+        trainer,
+        update_seconds=known(trainer.update_seconds, high=1e6),
+        waiting_seconds=known(trainer.waiting_seconds),
+        ready_trajectories=known_count(trainer.ready_trajectories, high=10**6),
+    )
+
+
 def _clean_memory(memory: Memory) -> Memory:
     return replace(
         memory,
@@ -138,6 +148,13 @@ def _clean_memory(memory: Memory) -> Memory:
         model_scale=known(memory.model_scale, low=1e-3, high=1e3),
         capacity_changed_at=known(memory.capacity_changed_at),
         elastic_gpus_seen=known_count(memory.elastic_gpus_seen),
+        looked_at=known(memory.looked_at),
+        rival_since=known(memory.rival_since),
+        surplus_since=known(memory.surplus_since),
+        wake_seen_at=known(memory.wake_seen_at),
+        under_way=tuple(one for one in memory.under_way if known(one.since) is not None),
+        elastic_seconds=known(memory.elastic_seconds, high=1e12),
+        elastic_losses=known(memory.elastic_losses, high=1e9),
     )
 
 

@@ -91,7 +91,8 @@ def _fewest(values: _Values, low: int, high: int) -> int:
         floor = _bisect(values, values.at(high) / COST_FLOOR, low, high)
         step = max(1, (high - floor) // 8)
         counts = [*range(floor, high, step), high]
-        return min(counts, key=lambda e: (values.cost(e), e))
+        cheapest: int = min(counts, key=lambda e: (values.cost(e), e))
+        return cheapest
     return _bisect(values, limit, low, high)
 
 

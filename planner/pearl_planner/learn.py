@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pearl_planner.costs import learn_costs, learn_life
 from pearl_planner.engine_model import decode_seconds, sane_table
 from pearl_planner.feeding import evident_feeding
 from pearl_planner.numbers import clamp, known, median
@@ -23,7 +24,9 @@ MIN_RUNNING = 0.5
 
 def learn(snapshot: Snapshot, policy: Policy) -> Memory:
     """The memory after this look; decisions add the target that they start."""
-    memory = snapshot.memory
+    memory = learn_costs(snapshot)
+    if not policy.advisory:  # then targets never change, and one loss would be seen again and again
+        memory = learn_life(replace(snapshot, memory=memory))
     changed_at = memory.capacity_changed_at
     elastic = _elastic_gpus(snapshot)
     if elastic is not None and memory.elastic_gpus_seen is not None and elastic != memory.elastic_gpus_seen:
