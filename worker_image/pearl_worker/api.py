@@ -1,5 +1,6 @@
 """The agent's HTTP interface (`pearl_api.wire.worker`): tokens, bodies and status codes; no decisions."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from pearl_api.wire.worker import (
 from pearl_worker.fence import FencedError
 from pearl_worker.loan import DeviceBusyError, Loan
 from pearl_worker.metrics import registry
+from pearl_worker.steps import newest_steps
 from pearl_worker.worker import Worker
 
 
@@ -78,6 +80,11 @@ def _add_worker_calls(app: FastAPI, worker: Worker, token: str) -> None:
     @app.get("/v1/state", dependencies=guard)
     async def state() -> WorkerState:
         return worker.state()
+
+    @app.get("/v1/steps", dependencies=guard)
+    async def steps(since: float = 0.0, limit: int = 1000) -> dict[str, Any]:
+        found = await asyncio.to_thread(newest_steps, worker.steps_directory, since, limit)
+        return {"steps": found}
 
     @app.post("/v1/activity", dependencies=guard)
     async def activity(request: ActivityRequest) -> WorkerState:

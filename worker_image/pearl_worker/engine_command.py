@@ -78,6 +78,8 @@ def _environment(settings: Settings, inherited: Mapping[str, str], admin_token: 
         "PEARL_ENGINE_ADMIN_TOKEN": admin_token,
         "PEARL_KV_LEASE_SECONDS": str(settings.lease_seconds),
         "PEARL_GATE": "closed",
+        "PEARL_STEPS_DIR": str(settings.steps_directory or ""),
+        "PEARL_STEPS_BYTES": str(settings.steps_bytes),
     }
     if settings.device is Device.CPU:
         result |= {

@@ -75,6 +75,10 @@ class Settings:
     """`PEARL_STATE_DIR`."""
     scratch_directory: Path = Path("/tmp")  # noqa: S108 - the pod's own emptyDir
     """`PEARL_SCRATCH_DIR`: downloaded weights."""
+    steps_directory: Path | None = None
+    """`PEARL_STEPS_DIR`: where the engine writes down its steps; None = it does not."""
+    steps_bytes: int = 8 << 20
+    """`PEARL_STEPS_BYTES`: disk for it, per data-parallel rank; 0 = off."""
     drain_seconds: float = 60.0
     """`PEARL_DRAIN_SECONDS`."""
     start_seconds: float = 600.0
@@ -112,6 +116,10 @@ def from_env(environment: Mapping[str, str]) -> Settings:
     if loan and device is Device.CPU and not fake:
         raise ValueError("PEARL_FAKE_DEVICE_DIR is not set: a borrower on a CPU needs a directory that plays the GPU")
     environment_path = Path(read.text("PEARL_ENGINE_ENVIRONMENT") or "/opt/engine")
+    scratch = Path(read.text("PEARL_SCRATCH_DIR") or "/tmp")  # noqa: S108 - the pod's own emptyDir
+    engine_port = read.whole("PEARL_ENGINE_PORT", names.PORT_ENGINE)
+    steps_bytes = read.whole("PEARL_STEPS_BYTES", 8 << 20)
+    steps = Path(read.text("PEARL_STEPS_DIR") or scratch / f"steps-{engine_port}")
     return Settings(
         model=resolve_uri(read.required("PEARL_MODEL_URI", "spec.model.uri")),
         model_name=read.required("PEARL_MODEL_NAME", "spec.model.name"),
@@ -127,7 +135,9 @@ def from_env(environment: Mapping[str, str]) -> Settings:
         pod_ip=read.text("PEARL_POD_IP") or "127.0.0.1",
         tokens_directory=Path(read.text("PEARL_TOKENS_DIR") or "/etc/pearl/tokens"),
         state_directory=Path(read.text("PEARL_STATE_DIR") or "/var/run/pearl"),
-        scratch_directory=Path(read.text("PEARL_SCRATCH_DIR") or "/tmp"),  # noqa: S108
+        scratch_directory=scratch,
+        steps_directory=steps if steps_bytes else None,
+        steps_bytes=steps_bytes,
         drain_seconds=read.number("PEARL_DRAIN_SECONDS", 60.0),
         start_seconds=read.number("PEARL_START_SECONDS", 600.0),
         reclaim_seconds=read.number("PEARL_RECLAIM_SECONDS", 10.0),
@@ -138,7 +148,7 @@ def from_env(environment: Mapping[str, str]) -> Settings:
         loan=loan,
         fake_device=Path(fake) if fake else None,
         memory_allowance_bytes=read.whole("PEARL_MEMORY_ALLOWANCE_BYTES", 2 * _GIB if device is Device.GPU else 0),
-        engine_port=read.whole("PEARL_ENGINE_PORT", names.PORT_ENGINE),
+        engine_port=engine_port,
         agent_port=read.whole("PEARL_AGENT_PORT", names.PORT_AGENT),
         nixl_port=read.whole("PEARL_NIXL_PORT", names.PORT_NIXL),
     )

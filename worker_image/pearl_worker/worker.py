@@ -107,6 +107,11 @@ class Worker:
         return loan.answer(epoch, self._report, self._is_free(), _now() - began)
 
     @property
+    def steps_directory(self) -> Path | None:
+        """Where the engine writes down its steps; None = it does not."""
+        return self._settings.steps_directory
+
+    @property
     def reclaim_seconds(self) -> float:
         """How fast an expired grant is vacated."""
         return self._settings.reclaim_seconds

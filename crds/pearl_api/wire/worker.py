@@ -6,6 +6,7 @@
 | GET  /readyz              | kubelet            | –     | 200 when the engine served a token   |
 | GET  /metrics             | Prometheus         | –     | text                                 |
 | GET  /v1/state            | operator, gateway  | agent | → WorkerState                        |
+| GET  /v1/steps            | operator, people   | agent | → recorded engine steps              |
 | POST /v1/activity         | operator           | agent | ActivityRequest → WorkerState        |
 | POST /v1/weights/poke     | operator, SDK      | agent | → WorkerState                        |
 | POST /v1/engine/report    | gateway            | agent | EngineReport → WorkerState           |

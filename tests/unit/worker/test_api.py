@@ -76,3 +76,13 @@ async def test_an_old_epoch_is_refused_and_a_worker_that_is_not_borrowed_says_so
     async with client() as http:
         answer = await http.post("/v1/loan/grant", json=grant, headers=bearer(AGENT))
         assert (answer.status_code, answer.json()["error"]) == (409, "NotBorrowed")
+
+
+async def test_recorded_steps_are_read_with_the_agents_token(make_world: Any, tmp_path: Any) -> None:
+    (tmp_path / "steps-0.jsonl").write_text('{"at": 5.0, "decodes": 1}\n{"at": 6.0, "decodes": 2}\n')
+    world = make_world(steps_directory=tmp_path)
+    app = build_api(world.worker, Tokens(AGENT, None), world.now)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://agent") as http:
+        assert (await http.get("/v1/steps")).status_code == 401
+        newer = await http.get("/v1/steps", params={"since": 5.5}, headers=bearer(AGENT))
+        assert newer.json() == {"steps": [{"at": 6.0, "decodes": 2}]}
