@@ -18,13 +18,15 @@ from pearl_planner.makespan import remainder
 from pearl_planner.numbers import known_count
 from pearl_planner.predict import workload
 from pearl_planner.profile import Profile
-from pearl_planner.shapes import allowed_shapes, carried_shape, shape_of
+from pearl_planner.shapes import carried_shape, may_be, shape_of
 from pearl_planner.types import Feeding, Memory, Mode, Reason, Shape, Zone
 
 if TYPE_CHECKING:
     from pearl_planner.predict import Forecast, Workload
-    from pearl_planner.types import Policy, Prediction, Snapshot
+    from pearl_planner.types import Policy, Prediction, Snapshot, Worker
 
+PRICED = 2
+"""The best and its best rival always have a price, others only if they beat the present shape."""
 MOST_ERROR = 0.5
 ERROR_GRID = 0.2
 
@@ -181,18 +183,29 @@ def _remembered(snapshot: Snapshot, verdict: Verdict, count: Count, *, judged: b
 
 
 def _priced(snapshot: Snapshot, known: Situation, target_sizes: dict[Zone, int], present: Forecast) -> list[Forecast]:
-    """The best candidates with what it costs to get there from the roles that workers have now."""
+    """The best candidates; those that matter with what it costs to get there from the roles that workers have now."""
+    shape, limit = present.prediction.shape, known.seconds(present)
+    found = candidates(known, shape.workers, near=shape)[:FINALISTS]
     workers = fleet(snapshot)
+    return [
+        with_cost(one, _price(snapshot, known, target_sizes, one, workers))
+        if one.prediction.shape != shape and (place < PRICED or known.seconds(one) < limit)
+        else one
+        for place, one in enumerate(found)
+    ]
+
+
+def _price(
+    snapshot: Snapshot,
+    known: Situation,
+    target_sizes: dict[Zone, int],
+    forecast: Forecast,
+    workers: tuple[Worker, ...],
+) -> float:
     incarnations = dict(snapshot.memory.next_incarnations)
-    shape = present.prediction.shape
-    found = candidates(known, shape.workers, near=shape)
-    priced = []
-    for forecast in found[:FINALISTS]:
-        slots = assign(workers, target_sizes, forecast.prediction.shape, next_incarnations=incarnations)
-        roles = {(slot.slot, slot.incarnation): slot.role for slot in slots}
-        by_uid = {w.uid: roles.get((w.slot, w.incarnation), w.role) for w in workers}
-        priced.append(with_cost(forecast, switch_cost_seconds(workers, by_uid, known)))
-    return priced
+    slots = assign(workers, target_sizes, forecast.prediction.shape, next_incarnations=incarnations)
+    roles = {(slot.slot, slot.incarnation): slot.role for slot in slots}
+    return switch_cost_seconds(workers, {w.uid: roles.get((w.slot, w.incarnation), w.role) for w in workers}, known)
 
 
 def _dwell_left(snapshot: Snapshot, policy: Policy) -> float:
@@ -225,4 +238,4 @@ def _final_reason(
 
 def may_keep(shape: Shape, policy: Policy) -> bool:
     """Whether the user's spec still allows a shape."""
-    return shape.workers == 0 or shape in allowed_shapes(shape.workers, policy)
+    return shape.workers == 0 or may_be(shape, policy)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pearl_planner.predict import Forecast, predict
-from pearl_planner.shapes import allowed_shapes, split
+from pearl_planner.shapes import may_be, split
 from pearl_planner.types import Feeding, Memory, Mode, Policy, Shape
 
 if TYPE_CHECKING:
@@ -108,17 +108,13 @@ def candidates(
     if count < 1:
         return []
     policy = situation.policy
-    found = [situation.forecast(Shape(colocated=count), load)] if _may_be_colocated(count, policy) else []
+    found = [situation.forecast(Shape(colocated=count), load)] if may_be(Shape(colocated=count), policy) else []
     if Mode.DISAGGREGATED in policy.modes and count > 1:
         if policy.ratio:
             found.append(situation.forecast(split(count, policy.ratio), load))
         else:
             found += _downhill(situation, count, near, load)
     return sorted(found, key=lambda one: (one.value_seconds, str(one.prediction.shape)))
-
-
-def _may_be_colocated(count: int, policy: Policy) -> bool:
-    return any(shape.mode is Mode.COLOCATED for shape in allowed_shapes(count, replace(policy, ratio=(1, 1))))
 
 
 def _downhill(situation: Situation, count: int, near: Shape | None, load: Workload | None) -> list[Forecast]:

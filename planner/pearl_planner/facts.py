@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LENT = frozenset({"Granted", "Waking", "Serving"})
 """Phases of a loan in which its borrowers may serve."""
 MAX_GROUPS = 65536
+MAX_GPUS = 4096
+MAX_COUNT = 10**9
 _SERVING = frozenset({WorkerState.READY, WorkerState.UNREADY})
 
 
@@ -66,9 +68,20 @@ def clean(snapshot: Snapshot) -> Snapshot:
 
 
 def _clean_worker(worker: Worker) -> Worker:
+    """The same object where nothing is wrong, which is the rule: a fleet may have hundreds."""
+    counts = (worker.in_flight, worker.resident_tokens)
+    times = (worker.notice_seconds, worker.draining_seconds)
+    usual = (type(worker.gpus) is int and 0 < worker.gpus <= MAX_GPUS) and (
+        all(one is None or (type(one) is int and 0 <= one <= MAX_COUNT) for one in counts)
+        and all(one is None or known(one) is not None for one in times)
+    )
+    return worker if usual else _mended_worker(worker)
+
+
+def _mended_worker(worker: Worker) -> Worker:
     return replace(
         worker,
-        gpus=known_count(worker.gpus, high=4096) or 1,
+        gpus=known_count(worker.gpus, high=MAX_GPUS) or 1,
         in_flight=known_count(worker.in_flight),
         resident_tokens=known_count(worker.resident_tokens, high=10**12),
         notice_seconds=known(worker.notice_seconds),
@@ -84,7 +97,7 @@ def _clean_budget(snapshot: Snapshot) -> Budget:
     """Unreadable limits become what the zone uses now: neither growth nor shrink follows from them."""
     budget = snapshot.budget
     used = {
-        zone: sum(known_count(w.gpus, high=4096) or 1 for w in snapshot.workers if w.zone is zone and stays(w))
+        zone: sum(known_count(w.gpus, high=MAX_GPUS) or 1 for w in snapshot.workers if w.zone is zone and stays(w))
         for zone in Zone
     }
     reserved = known_count(budget.reserved_gpus)
@@ -92,7 +105,7 @@ def _clean_budget(snapshot: Snapshot) -> Budget:
     low = known_count(budget.elastic_min_gpus)
     return replace(
         budget,
-        gpus_per_worker=known_count(budget.gpus_per_worker, high=4096) or 1,
+        gpus_per_worker=known_count(budget.gpus_per_worker, high=MAX_GPUS) or 1,
         reserved_gpus=used[Zone.RESERVED] if reserved is None else reserved,
         elastic_max_gpus=used[Zone.ELASTIC] if high is None else high,
         elastic_min_gpus=(used[Zone.ELASTIC] if high is None else 0) if low is None else low,

@@ -24,6 +24,16 @@ def allowed_shapes(count: int, policy: Policy) -> tuple[Shape, ...]:
     return tuple(shapes)
 
 
+def may_be(shape: Shape, policy: Policy) -> bool:
+    """Whether `shape` is one of `allowed_shapes` of its number of workers."""
+    count = shape.workers
+    if count < 1 or not valid(shape):
+        return False
+    if shape.mode is Mode.COLOCATED:
+        return Mode.COLOCATED in policy.modes or count == 1 or not policy.modes
+    return Mode.DISAGGREGATED in policy.modes and (policy.ratio is None or shape == split(count, policy.ratio))
+
+
 def split(count: int, ratio: tuple[int, int]) -> Shape:
     """`count` ≥ 2 workers in the proportion P:D, rounded, both sides at least one."""
     prefill, decode = max(ratio[0], 1), max(ratio[1], 1)
