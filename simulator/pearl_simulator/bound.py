@@ -49,39 +49,45 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """One training step."""
+class _Group:
+    """One group of the workload."""
 
-    counted: Effort
-    """Of the cheapest groups that are enough."""
-    critical_seconds: float
-    """Until enough groups are complete, everybody alone."""
-    size: int
+    effort: Effort
+    alone_seconds: float
+    """Until its last member ends, everybody alone."""
+    after_first_token_seconds: float
+    """Part of it after the first token of its last member."""
 
 
 def bound(scenario: Scenario, seed: int) -> Bound:
-    """Upper bound of the throughput of every rule on the batches that it would meet."""
+    """Upper bound of the throughput of every rule on the groups that it would meet."""
     engine = engine_of(scenario.calibration, in_flight(scenario), may_split="Disaggregated" in scenario.modes)
-    batches = _batches(scenario, seed, engine, 0, FIRST_BATCHES)
-    while True:
-        terms = _terms(scenario, engine, batches)
-        rate = min(terms.values())
-        reached = math.ceil(rate * scenario.horizon_seconds / max(batches[0].size, 1))
-        most = min(MOST_BATCHES, MOST_TRAJECTORIES // batches[0].size)
+    size = scenario.workload.groups * scenario.workload.group_size
+    most = min(MOST_BATCHES, max(MOST_TRAJECTORIES // size, FIRST_BATCHES))
+    groups: list[_Group] = []
+    wanted = min(FIRST_BATCHES, scenario.max_batches or FIRST_BATCHES)
+    while len(groups) < wanted * scenario.workload.groups:
+        for step in range(len(groups) // scenario.workload.groups, wanted):
+            groups += _groups(scenario.workload.batch(step, seed), engine)
+        terms = _terms(scenario, engine, groups)
+        reached = math.ceil(min(terms.values()) * scenario.horizon_seconds / size)
         wanted = min(reached, scenario.max_batches or most, most)
-        if wanted <= len(batches):
-            break
-        batches += _batches(scenario, seed, engine, len(batches), wanted)
     binds = min(terms, key=lambda name: terms[name])
-    slack = batches[0].size * (versions_ahead(scenario) + 1)
-    return Bound(3600.0 * rate, binds, {name: 3600.0 * value for name, value in terms.items()}, slack)
+    in_hours = {name: 3600.0 * value for name, value in terms.items()}
+    return Bound(in_hours[binds], binds, in_hours, step_size(scenario) * (versions_ahead(scenario) + 1))
+
+
+def step_size(scenario: Scenario) -> int:
+    """Trajectories that may start per weight version: with refill those that a step consumes."""
+    training, workload = scenario.training, scenario.workload
+    refill = training.feeding is Feeding.REFILL
+    return (training.need_groups or workload.groups if refill else workload.groups) * workload.group_size
 
 
 def in_flight(scenario: Scenario) -> int:
-    """Trajectories at once: the batches that may be open, and a fixed window."""
-    size = scenario.workload.groups * scenario.workload.group_size
-    most = (versions_ahead(scenario) + 1) * size
-    return most if scenario.router.window is None else min(most, scenario.router.window)
+    """Trajectories at once: the batches that may be open, and a fixed window (a larger group goes alone)."""
+    most, window = (versions_ahead(scenario) + 1) * step_size(scenario), scenario.router.window
+    return most if window is None else min(most, max(window, scenario.workload.group_size))
 
 
 def versions_ahead(scenario: Scenario) -> int:
@@ -90,42 +96,74 @@ def versions_ahead(scenario: Scenario) -> int:
     return 0 if training.feeding is Feeding.BARRIER else training.max_staleness
 
 
-def _batches(scenario: Scenario, seed: int, engine: Engine, first: int, end: int) -> list[_Batch]:
-    return [_batch(scenario, scenario.workload.batch(step, seed), engine) for step in range(first, max(end, first))]
+def _groups(scripts: Sequence[Script], engine: Engine) -> list[_Group]:
+    made = []
+    for members in group_efforts(scripts, engine).values():
+        alone = [one.alone_seconds(engine) for one in members]
+        later = [seconds - one.before_first_token_seconds for seconds, one in zip(alone, members, strict=True)]
+        made.append(_Group(total(members), max(alone), max(later)))
+    return made
 
 
-def _batch(scenario: Scenario, scripts: Sequence[Script], engine: Engine) -> _Batch:
-    groups = group_efforts(scripts, engine)
-    need = min(scenario.training.need_groups or len(groups), len(groups))
-    critical = sorted(max(one.alone_seconds(engine) for one in members) for members in groups.values())
-    sums = sorted((total(members) for members in groups.values()), key=lambda one: one.cost(engine, 0.1))
-    return _Batch(total(sums[:need]), critical[need - 1], len(scripts))
-
-
-def _terms(scenario: Scenario, engine: Engine, batches: Sequence[_Batch]) -> dict[str, float]:
+def _terms(scenario: Scenario, engine: Engine, groups: Sequence[_Group]) -> dict[str, float]:
     """Trajectories per second that each limit allows."""
-    size, update = batches[0].size, scenario.training.update_seconds
-    effort = total([batch.counted for batch in batches])
+    size, update = step_size(scenario), scenario.training.update_seconds
+    barrier = scenario.training.feeding is Feeding.BARRIER
+    steps = _cheapest(scenario, groups) if barrier else [groups]
+    effort = total([group.effort for step in steps for group in step])
+    path = _barrier_rate(scenario, engine, groups) if barrier else _refill_rate(scenario, groups)
     return {
         "trainer": size / update if update > 0 else math.inf,
-        "critical path": size * len(batches) / _chain_seconds(scenario, engine, batches),
+        "critical path": path,
         "kv": _kv_rate(scenario, engine, effort),
-        "work": min(_work_rate(scenario, engine, effort, size, price) for price in PRICES),
+        "work": min(_work_rate(scenario, engine, effort, price) for price in PRICES),
     }
 
 
-def _chain_seconds(scenario: Scenario, engine: Engine, batches: Sequence[_Batch]) -> float:
-    """When the last batch and its update are over: batch k starts with the weights of k − 1 − versions ahead."""
-    ahead, update = versions_ahead(scenario), scenario.training.update_seconds
-    over: list[float] = []
-    for k, batch in enumerate(batches):
-        rollout = batch.critical_seconds
-        if ahead == 0:  # it is alone in the fleet, so its work takes at least this as well
-            rollout = max(rollout, _alone_seconds(scenario, engine, batch.counted))
-        started = over[k - 1 - ahead] if k > ahead else 0.0
-        free = over[-1] if over else 0.0
-        over.append(max(started + rollout, free) + update)
-    return over[-1]
+def _cheapest(scenario: Scenario, groups: Sequence[_Group]) -> list[list[_Group]]:
+    """Per batch the groups that cost least, as many as are needed: others may be aborted."""
+    per = scenario.workload.groups
+    need = min(scenario.training.need_groups or per, per)
+    steps = [groups[i : i + per] for i in range(0, len(groups), per)]
+    return [sorted(step, key=lambda one: one.effort.tokens)[:need] for step in steps]
+
+
+def _barrier_rate(scenario: Scenario, engine: Engine, groups: Sequence[_Group]) -> float:
+    """Each batch is alone in the fleet: its longest needed group, or its work on the largest fleet; then the update."""
+    per = scenario.workload.groups
+    need = min(scenario.training.need_groups or per, per)
+    seconds = 0.0
+    for number, counted in enumerate(_cheapest(scenario, groups)):
+        longest = sorted(group.alone_seconds for group in groups[number * per : (number + 1) * per])[need - 1]
+        work = _alone_seconds(scenario, engine, total([group.effort for group in counted]))
+        seconds += max(longest, work) + scenario.training.update_seconds
+    return step_size(scenario) * (len(groups) / per) / seconds
+
+
+def _refill_rate(scenario: Scenario, groups: Sequence[_Group]) -> float:
+    """Versions follow each other no faster than their longest groups allow.
+
+    A group whose first token has version v is consumed at version v + η at the latest, so with updates of u seconds
+    t(v + η + 1) ≥ t(v) + u + M(v), M(v) the longest group of version v after its first token; hence the mean time per
+    version is at least (u + mean M)/(η + 1). Which groups belong to version v is up to the rule: in their order, and
+    between (v + 1)·G and (v + η + 1)·G of them up to v. The most favourable choice is taken.
+    """
+    ahead = versions_ahead(scenario)
+    per = step_size(scenario) // scenario.workload.group_size
+    versions = len(groups) // per
+    lengths = [group.after_first_token_seconds for group in groups]
+    best = {0: 0.0}
+    for version in range(versions):
+        after: dict[int, float] = {}
+        low, high = (version + 1) * per, min((version + ahead + 1) * per, len(groups))
+        for begin, cost in best.items():
+            longest = max(lengths[begin:low], default=0.0)
+            for end in range(max(begin, low), high + 1):
+                longest = max(longest, lengths[end - 1]) if end > begin else longest
+                after[end] = min(after.get(end, math.inf), cost + longest)
+        best = after
+    seconds = (min(best.values()) + versions * scenario.training.update_seconds) / (ahead + 1)
+    return step_size(scenario) * versions / seconds if seconds > 0 else math.inf
 
 
 def _alone_seconds(scenario: Scenario, engine: Engine, effort: Effort) -> float:
@@ -134,10 +172,10 @@ def _alone_seconds(scenario: Scenario, engine: Engine, effort: Effort) -> float:
     return max(effort.cost(engine, price) / (workers + price * in_flight(scenario)) for price in PRICES)
 
 
-def _work_rate(scenario: Scenario, engine: Engine, effort: Effort, size: int, price: float) -> float:
+def _work_rate(scenario: Scenario, engine: Engine, effort: Effort, price: float) -> float:
     """N ≤ (worker seconds + x · seconds in flight) / cost, per second; updates take what they hold."""
     own, lent = mean_workers(scenario), lent_workers(scenario)
-    update = scenario.training.update_seconds / size  # per trajectory
+    update = scenario.training.update_seconds / step_size(scenario)  # per trajectory
     idle = in_flight(scenario) if scenario.training.feeding is Feeding.BARRIER else 0
     each = effort.cost(engine, price) / effort.trajectories
     return (own + lent + price * in_flight(scenario)) / (each + update * (lent + price * idle))

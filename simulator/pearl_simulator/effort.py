@@ -44,10 +44,12 @@ def engine_of(calibration: Calibration, most_sequences: int, *, may_split: bool)
     table = calibration.table
     root, linear = table.decode_per_root_sequence_seconds, table.decode_per_sequence_seconds
     top = max(most_sequences, 2)
-    chord = root * (math.sqrt(top) - 1.0) / (top - 1.0)
+    one, many = linear + root, linear * top + root * math.sqrt(top)
+    slope = max((many - one) / (top - 1.0), 0.0)
+    start = max(min(one - slope, many), 0.0)  # what is concave in n lies above the line through its ends
     return Engine(
-        fixed_seconds=table.decode_fixed_seconds + calibration.host_seconds + root - chord,
-        per_sequence_seconds=linear + chord,
+        fixed_seconds=table.decode_fixed_seconds + calibration.host_seconds + (start if root else 0.0),
+        per_sequence_seconds=slope,
         per_context_token_seconds=table.decode_per_context_token_seconds,
         per_new_token_seconds=table.prefill_per_token_seconds,
         per_token_pair_seconds=table.prefill_per_token_pair_seconds,
@@ -73,6 +75,8 @@ class Effort:
     """Reset, environment, reward."""
     kv_token_seconds: float
     """Context held while it decodes as fast as it can."""
+    before_first_token_seconds: float
+    """Of the waiting and the prefill."""
 
     def alone_seconds(self, engine: Engine) -> float:
         """From reset to reward on empty workers."""
@@ -97,19 +101,23 @@ def total(efforts: Sequence[Effort]) -> Effort:
         sum(one.tokens for one in efforts),
         sum(one.waiting_seconds for one in efforts),
         sum(one.kv_token_seconds for one in efforts),
+        sum(one.before_first_token_seconds for one in efforts),
     )
 
 
 def effort_of(script: Script, engine: Engine, *, pays_prompt: bool) -> Effort:
     """Of one trajectory; the first prompt only where this member of the group pays for it."""
     prefill = slopes = roots = tokens = kv = 0.0
-    waiting, history = script.reset_seconds, 0.0
+    waiting = before = script.reset_seconds
+    history = 0.0
     own = 0.0  # context that is not the shared prompt
     for number, turn in enumerate(script.turns):
         first = number == 0
         new = turn.appended_tokens + turn.missed_share * history
         if pays_prompt or not first:
-            prefill += engine.prefill_seconds(new, max(history + turn.appended_tokens - new, 0.0))
+            seconds = engine.prefill_seconds(new, max(history + turn.appended_tokens - new, 0.0))
+            prefill += seconds
+            before += seconds if first else 0.0
         start = history + turn.appended_tokens
         own += turn.appended_tokens if pays_prompt or not first else 0.0
         steps = max(turn.generated_tokens - 1.0, 0.0)
@@ -121,7 +129,7 @@ def effort_of(script: Script, engine: Engine, *, pays_prompt: bool) -> Effort:
         waiting += turn.environment_seconds
         kept = _kept(turn)
         history, own = start + kept, own + kept
-    return Effort(1.0, prefill, slopes, roots, tokens, waiting, kv)
+    return Effort(1.0, prefill, slopes, roots, tokens, waiting, kv, before)
 
 
 def _kept(turn: Turn) -> float:
