@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.console import Console
 
 from pearl_simulator.errors import InputError
+from pearl_simulator.experiments.setting import REPORT_SEEDS, Setting
 from pearl_simulator.parallel import Pool
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 INTERRUPTED = 130
 MOST_SEEDS = 10_000
+PLAIN_WIDTH = 160
+"""Columns where the output is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class Command:
     """Help of its FILE argument; empty = it takes none."""
     workloads: bool = False
     """Whether it draws random workloads."""
-    parts: tuple[str, ...] = ()
+    table: bool = False
+    """Whether it may start from a shipped engine table."""
 
 
 COMMANDS = {
@@ -49,7 +53,9 @@ COMMANDS = {
     "predictor": Command("predicted against simulated makespans, and PEARL's regret", "predictor", workloads=True),
     "scale": Command("simulated seconds per second, and how long a decision takes", "scale"),
     "whatif": Command("what PEARL would do with your workload and GPUs", "whatif", file="workload file (YAML)"),
-    "calibrate": Command("engine constants from per-step records", "calibrate", file="records of the step recorder"),
+    "calibrate": Command(
+        "engine constants from per-step records", "calibrate_report", file="records of the step recorder", table=True
+    ),
     "tune": Command("tune the baselines on the training seeds (rewrites the file that endtoend reads)", "tune"),
 }
 
@@ -75,14 +81,14 @@ def _run(options: argparse.Namespace, given: Sequence[str], console: Console) ->
             console.print(f"wrote {path}", highlight=False)
         return 0
     _check_writable(options)
-    from pearl_simulator.experiments.common import REPORT_SEEDS, Setting  # noqa: PLC0415 (numpy only where it runs)
-
     setting = Setting(
         pool=Pool(options.jobs, None if options.silent else console),
         quick=options.quick,
         seeds=options.seeds,
         seed=REPORT_SEEDS if options.seed is None else options.seed,
         workloads=getattr(options, "workloads", None),
+        table=getattr(options, "table", None),
+        write=Path(options.write) if getattr(options, "write", None) else None,
         file=Path(options.file) if getattr(options, "file", None) else None,
     )
     experiment = importlib.import_module(f"pearl_simulator.experiments.{COMMANDS[options.command].module}")
@@ -96,7 +102,8 @@ def _give(report: Report, options: argparse.Namespace, command: str, console: Co
     from pearl_simulator.report import show, to_json  # noqa: PLC0415
 
     if not options.silent:
-        show(report, Console())
+        output = Console()
+        show(report, output if output.is_terminal else Console(width=PLAIN_WIDTH))
     if options.json:
         Path(options.json).write_text(to_json(report, version=version("pearl-operator"), command=command))
         console.print(f"wrote {options.json}", highlight=False)
@@ -115,6 +122,9 @@ def _check_writable(options: argparse.Namespace) -> None:
             raise InputError(f"--json: the folder {folder} does not exist; make it or give another path")
         if Path(options.json).is_dir():
             raise InputError(f"--json: {options.json} is a folder; give the path of a file")
+    write = getattr(options, "write", None)
+    if write and not Path(write).absolute().parent.is_dir():
+        raise InputError(f"--write: the folder of {write} does not exist; make it or give another path")
     if options.out and Path(options.out).exists() and not Path(options.out).is_dir():
         raise InputError(f"--out: {options.out} is a file; give a folder")
 
@@ -147,6 +157,9 @@ def _add(parser: argparse.ArgumentParser, command: Command) -> None:
         add("file", help=command.file)
     if command.workloads:
         add("--workloads", type=_count, help="how many random workloads")
+    if command.table:
+        add("--table", metavar="MODEL/HARDWARE", help="shipped engine table to start from")
+        add("--write", metavar="TABLE", help="write the table here, for `engineTable` of a workload file")
     add("--seeds", type=_count, help="how many seeds")
     add("--seed", type=_natural, help="the first seed; reported results start at 1000, tuning stays below")
     add("--jobs", type=_count, default=os.cpu_count() or 1, help="processes (default: one per core)")

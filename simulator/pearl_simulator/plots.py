@@ -78,6 +78,8 @@ def _bars(axes: Axes, plot: Plot) -> None:
         if errors:
             axes.errorbar(xs, ys, errors, fmt="none", ecolor="#222222", elinewidth=0.9, capsize=1.5)
     axes.set_xticks(range(len(plot.groups)), plot.groups)
+    if plot.slanted:
+        axes.tick_params(axis="x", labelrotation=60, labelsize=8)
     axes.grid(visible=False, axis="x")
 
 
@@ -85,7 +87,7 @@ def _lines(axes: Axes, plot: Plot) -> None:
     for index, series in enumerate(plot.series):
         known = [i for i, value in enumerate(series.values) if value is not None]
         xs, ys = [plot.x[i] for i in known], [series.values[i] or 0.0 for i in known]
-        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)] if plot.dots else ""
         line = "none" if plot.markers else "-"
         axes.plot(xs, ys, label=series.label, color=colour, marker=marker, markersize=4, linestyle=line)
         errors = _errors(series, known)

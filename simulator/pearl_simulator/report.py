@@ -30,7 +30,8 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """Of `Cell`."""
     note: str = ""
 
 
@@ -64,6 +65,10 @@ class Plot:
     log_x: bool = False
     markers: bool = False
     """Lines: points alone, with error bars."""
+    dots: bool = True
+    """Lines: mark the points."""
+    slanted: bool = False
+    """Bars: long names below the axis."""
 
 
 @dataclass(frozen=True, slots=True)

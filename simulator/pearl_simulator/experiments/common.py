@@ -1,46 +1,20 @@
-"""What experiments share: their setting, one simulated run reduced to a flat row, and comparisons of rows."""
+"""What experiments share: one simulated run reduced to a flat row, and comparisons of rows."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pearl_simulator.parallel import Pool
-from pearl_simulator.rules import make_rule
+from pearl_simulator.experiments.variants import rule_of
 from pearl_simulator.run import run
 from pearl_simulator.statistics import Interval, ratio_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from pearl_simulator.types import Result, Scenario
-
-REPORT_SEEDS = 1000
-"""Reported seeds are 1000, 1001, …; tuning uses seeds below (`tune.TRAINING_SEEDS`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How an experiment is run."""
-
-    pool: Pool = field(default_factory=Pool)
-    quick: bool = False
-    seeds: int | None = None
-    """How many; None = the experiment's own number."""
-    seed: int = REPORT_SEEDS
-    """The first one."""
-    workloads: int | None = None
-    file: Path | None = None
-    options: tuple[str, ...] = ()
-    """Parts of the experiment to do; empty = all."""
-
-    def seed_list(self, full: int, quick: int) -> tuple[int, ...]:
-        """The seeds of this run."""
-        count = self.seeds or (quick if self.quick else full)
-        return tuple(range(self.seed, self.seed + count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +37,9 @@ class Row:
     label: str
     seed: int
     tokens_per_second: float
-    """Generated tokens per simulated second: throughput, as the PEARL paper counts it."""
+    """Generated tokens per simulated second."""
     trajectories_per_hour: float
+    """Throughput: finished ones, with the progress of those in flight at both ends of the measured time."""
     batches: int
     gpu_hours: float
     borrowed_gpu_hours: float
@@ -81,6 +56,8 @@ class Row:
     simulated_seconds: float
     wall_seconds: float
     plan_seconds: float
+    note: str = ""
+    """Of a bound: what limits."""
 
     @property
     def tokens_per_gpu_second(self) -> float:
@@ -90,20 +67,21 @@ class Row:
 
 def simulate(job: Job) -> Row:
     """Runs it. A function of a module, so that it can be sent to another process."""
-    rule = make_rule(job.rule, dict(job.parameters))
+    rule = rule_of(job.rule, dict(job.parameters))
     return row(job, run(job.scenario, rule, job.seed, rule_name=job.label))
 
 
 def row(job: Job, result: Result) -> Row:
     """The flat record of a result."""
     seconds = max(result.seconds, 1e-9)
+    trajectories = result.extra.get("equivalent_trajectories", float(result.finished_trajectories))
     ages = [age for batch in result.batches for age in batch.ages]
     return Row(
         cell=job.cell,
         label=job.label,
         seed=job.seed,
         tokens_per_second=result.generated_tokens / seconds,
-        trajectories_per_hour=result.trajectories_per_hour,
+        trajectories_per_hour=3600.0 * trajectories / seconds,
         batches=len(result.batches),
         gpu_hours=sum(result.gpu_seconds.values()) / 3600.0,
         borrowed_gpu_hours=result.gpu_seconds.get("borrowed", 0.0) / 3600.0,
@@ -143,7 +121,13 @@ class Rows:
 
     def ratio(self, cell: str, mine: str, theirs: str, number: Callable[[Row], float] | None = None) -> Interval:
         """Paired ratio over the seeds."""
-        return ratio_interval(self.values(cell, mine, number), self.values(cell, theirs, number))
+        return self.ratio_across(cell, mine, cell, theirs, number)
+
+    def ratio_across(
+        self, my_cell: str, mine: str, their_cell: str, theirs: str, number: Callable[[Row], float] | None = None
+    ) -> Interval:
+        """The same between two cells that met the same trajectories."""
+        return ratio_interval(self.values(my_cell, mine, number), self.values(their_cell, theirs, number))
 
     def mean(self, cell: str, label: str, number: Callable[[Row], float]) -> float:
         """Over the seeds."""
@@ -163,8 +147,8 @@ def rows(found: Iterable[Row]) -> Rows:
 
 
 def throughput(one: Row) -> float:
-    """Generated tokens per second."""
-    return one.tokens_per_second
+    """Trajectories per hour."""
+    return one.trajectories_per_hour
 
 
 def flat(found: Sequence[Row]) -> tuple[dict[str, Any], ...]:

@@ -1,0 +1,94 @@
+"""The cells of the end-to-end comparison: two models on three spot segments, in the PEARL paper's set-up.
+
+32 GPUs: 16 train, 4 are reserved for rollout, up to 12 are preemptible and follow a recorded trace; two GPUs per
+worker, batches of 64 trajectories in groups of 16, 32 K tokens of context, staleness 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pearl_simulator import calibrations
+from pearl_simulator.capacity import segments
+from pearl_simulator.types import Fleet, Router, Scenario, Training
+from pearl_simulator.workloads import presets
+
+if TYPE_CHECKING:
+    from pearl_simulator.capacity import Segment
+    from pearl_simulator.types import Calibration
+
+MODELS = {"8B": "Qwen/Qwen3-8B", "30B-A3B": "Qwen/Qwen3-30B-A3B"}
+SEGMENTS = ("S1", "S2", "S3")
+CALIBRATIONS = ("paper", "clean")
+WINDOW = 64
+"""Of the headline: one batch in flight."""
+WORKLOAD = "swe-pearl-1"
+UPDATE_SECONDS = 82.0
+"""One update on 16 training GPUs: the PEARL paper's 163.8 s on 8, halved."""
+FULL_SECONDS, FULL_WARMUP_SECONDS = 7200.0, 900.0
+QUICK_SECONDS, QUICK_WARMUP_SECONDS = 2400.0, 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One column of the comparison."""
+
+    model: str
+    """Key of `MODELS`."""
+    segment: str
+    calibration: str
+    window: int | None = WINDOW
+    """None = automatic."""
+
+    @property
+    def name(self) -> str:
+        """For tables: `8B S1`."""
+        return f"{self.model} {self.segment}"
+
+    @property
+    def key(self) -> str:
+        """For rows: names the calibration and the window as well."""
+        return f"{self.name} {self.calibration} {'auto' if self.window is None else self.window}"
+
+
+def cells(calibration: str, window: int | None = WINDOW) -> tuple[Cell, ...]:
+    """All six under one calibration."""
+    return tuple(Cell(model, segment, calibration, window) for model in MODELS for segment in SEGMENTS)
+
+
+def calibrated(calibration: str, model: str) -> Calibration:
+    """`paper` or `clean` engines of a key of `MODELS`, on two H100 GPUs."""
+    return calibrations.clean(MODELS[model]) if calibration == "clean" else calibrations.paper(MODELS[model])
+
+
+def segment(name: str) -> Segment:
+    """S1, S2 or S3."""
+    return next(one for one in segments() if one.name == name)
+
+
+def scenario(cell: Cell, *, quick: bool) -> Scenario:
+    """What every elastic policy of the cell meets."""
+    return Scenario(
+        name=cell.key,
+        workload=presets()[WORKLOAD],
+        calibration=calibrated(cell.calibration, cell.model),
+        training=Training(UPDATE_SECONDS),
+        horizon_seconds=QUICK_SECONDS if quick else FULL_SECONDS,
+        warmup_seconds=QUICK_WARMUP_SECONDS if quick else FULL_WARMUP_SECONDS,
+        costs=calibrations.costs(MODELS[cell.model]),
+        router=Router(window=cell.window),
+        capacity=segment(cell.segment).changes,
+    )
+
+
+def fixed(base: Scenario, gpus: int) -> Scenario:
+    """The same with this many reserved rollout GPUs and no others."""
+    fleet = Fleet(base.fleet.gpus_per_worker, gpus, 0, 0)
+    return replace(base, name=f"{base.name} {gpus} GPUs", fleet=fleet, capacity=())
+
+
+def mean_gpus(cell: Cell) -> int:
+    """The segment's mean of rollout GPUs, rounded up to even: the paper's ROLL-Large."""
+    return 2 * math.ceil(segment(cell.segment).mean_gpus / 2)

@@ -1,0 +1,149 @@
+"""`pearl-sim endtoend`: every policy on three spot segments with two models, relative to `roll`, next to the bound."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from pearl_simulator.experiments.bounds import BOUND, bound_row, bound_rows
+from pearl_simulator.experiments.cells import CALIBRATIONS, UPDATE_SECONDS, WINDOW, WORKLOAD, Cell, cells, scenario
+from pearl_simulator.experiments.common import Job, Rows, flat, rows, simulate, throughput
+from pearl_simulator.experiments.endtoend_tables import BOUND_WORKLOADS, CLAIRVOYANT, findings, plots, tables
+from pearl_simulator.experiments.policies import POLICIES, jobs, named, tuned_file
+from pearl_simulator.experiments.published import ROLL_RANGE
+from pearl_simulator.report import Report
+from pearl_simulator.types import Training
+from pearl_simulator.workloads import presets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pearl_simulator.experiments.common import Row
+    from pearl_simulator.experiments.setting import Setting
+    from pearl_simulator.statistics import Interval
+
+FULL_SEEDS, QUICK_SEEDS = 10, 2
+AUTO = ("roll", "rlboost+", "pearl")
+"""Policies that are also run with an automatic window."""
+QUICK_CLEAN = ("roll", "rlboost+", "pearl")
+NEAR_BOUND = 0.95
+SLOW_UPDATE_SECONDS = 1800.0
+ABOUT = (
+    "32 H100 GPUs, of which 16 train, 4 are reserved for rollout and up to 12 are preemptible and follow three "
+    "two-hour segments of a recorded spot trace; two GPUs per worker, batches of 64 trajectories in groups of 16, "
+    "32 K tokens, staleness 1. Every policy meets the same engines, trajectories, routing, window and transition "
+    "costs; only the decision rule differs. Throughput is trajectories per hour after the warm-up, relative to `roll` "
+    "and paired by seed. The headline is the calibration `paper` with a window of 64; `clean` stands beside it."
+)
+
+
+def run(
+    setting: Setting, simulated: Callable[[Job], Row] = simulate, bounded: Callable[[Job], Row] = bound_row
+) -> Report:
+    """All cells; `--quick` runs fewer seeds over shorter windows and fewer policies under `clean`."""
+    seeds = setting.seed_list(FULL_SEEDS, QUICK_SEEDS)
+    todo = headline_jobs(seeds, quick=setting.quick) + bound_workload_jobs(seeds, quick=setting.quick)
+    found = setting.pool.map(simulated, todo, "policies")
+    everything = [*found, *bound_rows(todo, setting.pool, bounded)]
+    everything += clairvoyant_rows(rows(everything))
+    table = rows(everything)
+    return Report(
+        experiment="endtoend",
+        title="End to end: PEARL against every other policy",
+        about=ABOUT,
+        summary=summary(table),
+        tables=tables(table),
+        plots=plots(table),
+        findings=findings(table),
+        seeds=seeds,
+        parameters={
+            "quick": setting.quick,
+            "tuned": tuned_file(),
+            "scenarios": [asdict(scenario(cell, quick=setting.quick)) for cell in cells("paper")],
+        },
+        runs=flat(everything),
+    )
+
+
+def headline_jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
+    """Six cells under both calibrations with the fixed window, and some policies with the automatic one."""
+    found: list[Job] = []
+    for calibration in CALIBRATIONS:
+        policies = named(QUICK_CLEAN) if quick and calibration == "clean" else POLICIES
+        for cell in cells(calibration):
+            found += jobs(cell, policies, seeds, quick=quick)
+    for calibration in CALIBRATIONS[:1] if quick else CALIBRATIONS:
+        for cell in cells(calibration, None):
+            found += jobs(cell, named(AUTO), seeds, quick=quick)
+    return found
+
+
+def bound_workload_jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
+    """Where more GPUs cannot help: an environment-bound workload, and a trainer that is slower than any rollout."""
+    cell = Cell("8B", "S1", "clean")
+    found = []
+    for name in BOUND_WORKLOADS:
+        for job in jobs(cell, named(("rlboost+", "pearl")), seeds, quick=quick):
+            slow = Training(SLOW_UPDATE_SECONDS if name == "trainer-bound" else UPDATE_SECONDS)
+            workload = presets()["environment-bound" if name == "environment-bound" else WORKLOAD]
+            changed = replace(job.scenario, name=name, workload=workload, training=slow)
+            found.append(replace(job, cell=name, scenario=changed))
+    return found
+
+
+def clairvoyant_rows(found: Rows) -> list[Row]:
+    """Per cell the rows of whatever did best there, PEARL included: the search with hindsight offers all of them."""
+    made: list[Row] = []
+    labels = [policy.label for policy in POLICIES if policy.fleet == "elastic"]
+    for cell in (*cells("paper"), *cells("clean")):
+        there = [label for label in labels if found.has(cell.key, label)]
+        if "schedule" in there:
+            _, best = max((found.mean(cell.key, label, throughput), label) for label in there)
+            made += [replace(one, label=CLAIRVOYANT, note=best) for one in found.of[cell.key, best]]
+    return made
+
+
+def summary(found: Rows) -> dict[str, float | int | None]:
+    """The documented keys; all of calibration `paper`, window 64, where the name says nothing else."""
+    fixed, auto = cells("paper"), cells("paper", None)
+    over_roll = [found.ratio(cell.key, "pearl", "roll").value for cell in fixed]
+    over_rlboost = {cell.name: found.ratio(cell.key, "pearl", "rlboost+").value for cell in fixed}
+    over_paper = [found.ratio(cell.key, "pearl", "pearl-paper").value for cell in fixed]
+    return {
+        "pearl_vs_roll_min": min(over_roll),
+        "pearl_vs_roll_max": max(over_roll),
+        "pearl_vs_roll_min_auto_window": min(
+            found.ratio_across(cell.key, "pearl", with_window(cell).key, "roll").value for cell in auto
+        ),
+        "pearl_vs_rlboost_min": min(over_rlboost.values()),
+        "pearl_vs_rlboost_scarce": min(over_rlboost["8B S2"], over_rlboost["30B-A3B S2"]),
+        "pearl_vs_pearl_paper_mean": fmean(over_paper),
+        "share_of_bound_min": lowest(found, fixed, BOUND),
+        "share_of_clairvoyant_min": lowest(found, fixed, CLAIRVOYANT),
+        "paper_figures_reached": sum(reached(found, cell) for cell in fixed),
+        "gpu_hours_saved_bound_workloads": min(1.0 - saving(found, name).value for name in BOUND_WORKLOADS),
+    }
+
+
+def with_window(cell: Cell) -> Cell:
+    """The same cell with the headline's window."""
+    return replace(cell, window=WINDOW)
+
+
+def lowest(found: Rows, where: Sequence[Cell], label: str) -> float | None:
+    """Least of the cells' ratios of `pearl` to this; None where that was not run."""
+    ratios = [found.ratio(cell.key, "pearl", label).value for cell in where if found.has(cell.key, label)]
+    return min(ratios) if ratios else None
+
+
+def reached(found: Rows, cell: Cell) -> bool:
+    """The top of the published range over `roll`, or nearly the bound where that is lower."""
+    if found.ratio(cell.key, "pearl", "roll").value >= ROLL_RANGE[cell.model][1]:
+        return True
+    return found.has(cell.key, BOUND) and found.ratio(cell.key, "pearl", BOUND).value >= NEAR_BOUND
+
+
+def saving(found: Rows, name: str) -> Interval:
+    """GPU-hours of `pearl` over those of `rlboost+`."""
+    return found.ratio(name, "pearl", "rlboost+", lambda row: row.gpu_hours)
