@@ -77,6 +77,8 @@ class Control:
         self._apply_routing(snapshot, result)
         for action in result.actions:
             self._do(action, result)
+        if result.actions:
+            self.wake()
         self._world.feed.pump()
 
     def _apply_routing(self, snapshot: Snapshot, result: Plan) -> None:

@@ -30,6 +30,7 @@ from pearl_simulator.jobs import Stage
 from pearl_simulator.types import PrefillStyle
 
 if TYPE_CHECKING:
+    from pearl_planner.types import Role
     from pearl_simulator.clock import Clock
     from pearl_simulator.jobs import Job
     from pearl_simulator.types import Calibration
@@ -102,11 +103,11 @@ class Engine:
         "inside",
         "jobs",
         "landing",
-        "listed",
         "load",
         "pending",
         "preemptions",
         "prefilled_tokens",
+        "role",
         "table",
         "uid",
         "version",
@@ -124,8 +125,8 @@ class Engine:
         self.pending = 0
         """Prompt tokens that are queued."""
         self.landing: deque[Job] = deque()
-        self.listed: object = None
-        """The list of the router that it is in."""
+        self.role: Role | None = None
+        """What the gateway routes to it; None = nothing, for good or while it drains."""
         self.load = Load()
         self.preemptions = 0
         self.prefilled_tokens = 0

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pearl_planner.types import Role
     from pearl_simulator.engine import Engine
     from pearl_simulator.types import Script
 
@@ -57,6 +58,7 @@ class Job:
         "handoff",
         "history",
         "home",
+        "home_role",
         "joined_context",
         "joined_v",
         "left",
@@ -114,6 +116,8 @@ class Job:
         """For the record of the turn."""
         self.home: Engine | None = None
         """Generated last."""
+        self.home_role: Role | None = None
+        """What the gateway routed to it then."""
         self.prefill_home: Engine | None = None
         self.first_version: int | None = None
         self.min_version = 0

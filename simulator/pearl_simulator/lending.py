@@ -146,12 +146,12 @@ class Lender:
             node.requested = False
             node.ticket += 1
             node.phase = "Draining" if node in lent else "Idle"
-        for node in lent:
-            for pod in node.pods:
-                pod.activity = pod.acked_activity = Activity.ASLEEP
-                pod.acked_role, pod.acked_epoch = pod.role, pod.role_epoch
-                pod.state = WorkerState.ASLEEP
-                self._pods.stop_engine(pod)
+        borrowers = [pod for node in lent for pod in node.pods]
+        self._pods.withdraw(borrowers, WorkerState.ASLEEP)
+        for pod in borrowers:
+            pod.activity = pod.acked_activity = Activity.ASLEEP
+            pod.acked_role, pod.acked_epoch = pod.role, pod.role_epoch
+            self._pods.stop_engine(pod)
         if not lent:
             then()
             return

@@ -19,13 +19,9 @@ if TYPE_CHECKING:
     from pearl_planner.types import SetActivity, SetRole, Slot
     from pearl_simulator.clock import Clock
     from pearl_simulator.engine import Hooks
-    from pearl_simulator.jobs import Job
     from pearl_simulator.router import Router
     from pearl_simulator.spot import SpotMarket
     from pearl_simulator.types import Scenario
-
-HOLDING = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.UNREADY, WorkerState.FAILED})
-"""States in which a pod holds its GPUs."""
 
 
 class Pod:
@@ -181,11 +177,19 @@ class Pods:
         self.stop_engine(pod)
         self.wake()
 
-    def lose(self, pod: Pod) -> None:
-        """Its node is gone."""
-        self._end(pod)
+    def lose(self, pods: list[Pod]) -> None:
+        """Their nodes are gone, all at once."""
+        self.withdraw(pods, WorkerState.TERMINATING)
+        for pod in pods:
+            self._end(pod)
         self.schedule()
         self.wake()
+
+    def withdraw(self, pods: list[Pod], state: WorkerState) -> None:
+        """They serve no more; what leaves one of them does not go to another."""
+        for pod in pods:
+            pod.state = state
+        self.relist()
 
     def hold(self, pod: Pod) -> None:
         """Its GPUs are taken from now on.
@@ -217,25 +221,21 @@ class Pods:
             return
         self.gone_tokens += engine.prefilled_tokens
         self.gone_preemptions += engine.preemptions
+        engine.role = None
         self.relist()
-        self.resume(engine.stop())
-
-    def resume(self, jobs: list[Job]) -> None:
-        """Turns of an engine that stopped are routed again."""
-        for job in jobs:
+        for job in engine.stop():
             job.lost = True
             self._router.dispatch(job)
 
-    def reload(self, pod: Pod) -> None:
-        """New weights: requests are aborted and go on elsewhere, the cache is dropped, then it serves again."""
-        engine = pod.engine
-        if engine is None:
-            return
-        pod.state = WorkerState.UNREADY
-        pod.ticket += 1
-        self.relist()
-        self.resume(engine.stop())
-        self._clock.after(self._scenario.costs.weights_seconds, self._reloaded, (pod, pod.ticket, self.version))
+    def reload(self, pods: list[Pod]) -> None:
+        """New weights: requests are aborted and go on elsewhere, the cache is dropped, then they serve again."""
+        loading = [pod for pod in pods if pod.engine is not None]
+        self.withdraw(loading, WorkerState.UNREADY)
+        for pod in loading:
+            pod.ticket += 1
+            self._clock.after(self._scenario.costs.weights_seconds, self._reloaded, (pod, pod.ticket, self.version))
+            for job in pod.engine.stop() if pod.engine is not None else ():
+                self._router.dispatch(job)
 
     def _reloaded(self, load: tuple[Pod, int, int]) -> None:
         pod, ticket, version = load
@@ -250,8 +250,10 @@ class Pods:
         """Routing lists from what the gateway knows now; turns that wait are tried again."""
         lists: dict[Role, list[Engine]] = {role: [] for role in Role}
         for pod in self.by_name.values():
-            if pod.engine and pod.state is WorkerState.READY and pod.acked_activity is Activity.ACTIVE:
-                lists[pod.acked_role].append(pod.engine)
+            if pod.engine and pod.state is WorkerState.READY:
+                pod.engine.role = pod.acked_role if pod.acked_activity is Activity.ACTIVE else None
+                if pod.engine.role is not None:
+                    lists[pod.engine.role].append(pod.engine)
         router = self._router
         router.colocated, router.prefillers = lists[Role.COLOCATED], lists[Role.PREFILL]
         router.decoders = lists[Role.DECODE]

@@ -74,14 +74,9 @@ class Spot:
         index, change = coming
         market = self._pods.market
         market.change(index, change.elastic_gpus)
-        pods = list(self._pods.by_name.values())
-        for pod in pods:
-            if pod.gone_at is not None and pod.gone_at <= self._clock.now + 1e-9 and pod.name in self._pods.by_name:
-                self._pods.lose(pod)
-        for pod in self._victims(market.gpus, f"change {index}", noticed=True):
-            self._pods.lose(pod)
-        self._pods.schedule()
-        self._pods.wake()
+        now = self._clock.now + 1e-9
+        self._pods.lose([pod for pod in self._pods.by_name.values() if pod.gone_at is not None and pod.gone_at <= now])
+        self._pods.lose(self._victims(market.gpus, f"change {index}", noticed=True))
 
     def _victims(self, gpus: int, purpose: str, *, noticed: bool = False) -> list[Pod]:
         """Elastic pods that hold more than `gpus` together, drawn by the seed."""

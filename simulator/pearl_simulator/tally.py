@@ -54,6 +54,8 @@ class Tally:
         ]
         shape = Shape(serving.count(Role.COLOCATED), serving.count(Role.PREFILL), serving.count(Role.DECODE))
         gpus = tuple((zone, pods.held_gpus(zone)) for zone in Zone)
+        if self.shapes and self.shapes[-1].start_seconds == self._clock.now:
+            self.shapes.pop()
         if self.shapes and self.shapes[-1].shape == shape and self.shapes[-1].gpus == gpus:
             return
         self.shapes.append(ShapeSpan(self._clock.now, shape, gpus))

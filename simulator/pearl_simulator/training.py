@@ -113,8 +113,7 @@ class Trainer:
         if self._training.feeding is Feeding.BARRIER:
             self.opened_at = self._clock.now
         if self._training.max_staleness == 0:
-            for pod in list(self._pods.by_name.values()):
-                self._pods.reload(pod)
+            self._pods.reload(list(self._pods.by_name.values()))
         else:
             self._load_next()
         self._feed.pump()
@@ -134,5 +133,5 @@ class Trainer:
         ]
         self._loading = min(old, key=lambda pod: pod.engine.version if pod.engine else 0, default=None)
         if self._loading is not None:
-            self._pods.reload(self._loading)
+            self._pods.reload([self._loading])
             self._clock.after(self._scenario.costs.weights_seconds, self._load_next)

@@ -20,6 +20,9 @@ from pearl_planner.types import (
     WorkerState,
     Zone,
 )
+from pearl_planner.types import (
+    Feeding as PlannedFeeding,
+)
 from pearl_simulator.engine import Load
 from pearl_simulator.jobs import Stage
 from pearl_simulator.types import Feeding
@@ -78,6 +81,7 @@ class View:
             target=target,
             memory=memory,
             trainer=self._trainer(),
+            feeding=PlannedFeeding(self._scenario.training.feeding.value) if world.trainer.step else None,
         )
 
     def _contexts(self) -> tuple[dict[Engine, int], dict[Engine, int]]:

@@ -45,7 +45,6 @@ class World:
         self.pods.changed = lambda: self.tally.fleet(self.pods)
         self.spot = Spot(scenario, seed, self.clock, self.pods)
         self._noise = random.Random(f"{seed}/service")  # noqa: S311 - a simulation
-        self._draining: dict[Engine, Callable[[], None]] = {}
 
     def start(self, wake: Callable[[], None]) -> None:
         """Begin; `wake` wakes the operator."""
@@ -73,10 +72,10 @@ class World:
 
     def first_token(self, job: Job, engine: Engine) -> None:
         """Hook of the engine: the prompt is computed."""
-        must = job.script.turns[job.turn].appended_tokens
-        if job.lost or (job.home is not None and job.home is not engine and not job.home.jobs and job.route != ""):
-            self.tally.recomputed += max(job.computed - must, 0) if job.lost else 0
-            job.lost = False
+        left = job.home is not None and job.home.role is not job.home_role
+        if (job.lost or left) and self.tally.measuring:
+            self.tally.recomputed += max(job.computed - _new_tokens(job), 0)
+        job.lost = False
         if job.first_version is None:
             job.first_version = engine.version
             group = job.group
@@ -103,7 +102,7 @@ class World:
         self.records.turn(job, self.clock.now, engine.version)
         self.lengths.turn(turn.generated_tokens)
         self.tally.turn(turn.generated_tokens)
-        job.home = engine
+        job.home, job.home_role = engine, engine.role
         job.history = job.prompt + turn.retained_tokens
         job.turn += 1
         job.stage = Stage.AWAY
@@ -141,3 +140,15 @@ class World:
             for engine in {job.home, job.prefill_home}:
                 if engine is not None:
                     engine.cache.take(job.uid)
+
+
+def _new_tokens(job: Job) -> int:
+    """What the present turn would prefill with all its KV at hand; nothing for the rest of an interrupted one."""
+    if job.done or job.lost:
+        return 0
+    turn = job.script.turns[job.turn]
+    before = job.script.turns[job.turn - 1] if job.turn else None
+    new = turn.appended_tokens + int(turn.missed_share * job.history)
+    if before is not None and (job.handoff or before.retained_tokens < before.generated_tokens):
+        new += before.retained_tokens
+    return new
