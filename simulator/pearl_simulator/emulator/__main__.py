@@ -1,0 +1,7 @@
+"""See `cli`."""
+
+import sys
+
+from pearl_simulator.emulator.cli import main
+
+sys.exit(main())
