@@ -22,11 +22,11 @@ def write(results: Path, out: Path) -> list[Path]:
     Raises:
         InputError: the folder has no result.
     """
-    from pearl_simulator.plots import draw  # noqa: PLC0415 (matplotlib is slow to load)
-
     files = sorted(results.glob("*.json")) if results.is_dir() else []
     if not files:
         raise InputError(f"{results}: no JSON file of an experiment; write one with --json")
+    from pearl_simulator.plots import draw  # noqa: PLC0415 (matplotlib is slow to load)
+
     out.mkdir(parents=True, exist_ok=True)
     written, index = [], []
     for file in files:
