@@ -1,13 +1,12 @@
-"""KV of idle contexts on one worker: least recently used goes first, from its end (a prefix stays usable).
-
-Keys are trajectory numbers (≥ 0) and, for the first prompt that a group shares, `-1 - group`.
-"""
+"""KV of idle contexts on one worker: least recently used goes first, from its end (a prefix stays usable)."""
 
 from __future__ import annotations
 
+from math import ceil
+
 
 class PrefixCache:
-    """Tokens by key, oldest use first."""
+    """Tokens by trajectory number, oldest use first."""
 
     __slots__ = ("entries", "total")
 
@@ -31,23 +30,15 @@ class PrefixCache:
         self.entries[key] = tokens
         self.total += tokens - old
 
-    def touch(self, key: int) -> int:
-        """Tokens held; used just now."""
-        tokens = self.entries.pop(key, 0)
-        if tokens:
-            self.entries[key] = tokens
-        return tokens
-
     def trim(self, limit: float) -> None:
         """Evict until at most `limit` tokens are idle."""
         entries = self.entries
         while self.total > limit and entries:
             key = next(iter(entries))
-            excess = self.total - limit
-            if entries[key] > excess + 1:
-                cut = int(excess) + 1
-                entries[key] -= cut
-                self.total -= cut
+            excess = ceil(self.total - limit)
+            if entries[key] > excess:
+                entries[key] -= excess
+                self.total -= excess
                 return
             self.total -= entries.pop(key)
 

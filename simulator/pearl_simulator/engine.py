@@ -13,7 +13,7 @@ a step early); one that ends inside a mixed step ends with it (half a step late)
 
 KV: a prompt is admitted when its tokens fit beside what is active (1 % stays free unless the worker is empty); idle
 contexts are evicted for it. When decoding contexts outgrow the room, the youngest turn is preempted and computed again.
-A prompt that several members of a group share is a cache entry of its own and is counted beside theirs.
+Members of a group share their first prompt where one of them has it; each is counted with its own copy.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Engine:
         self.inside = 0
         """Requests: those of `jobs` but without pinned KV of others' turns."""
         self.pending = 0
-        """Prompt tokens that are queued."""
+        """Prompt tokens that wait for their prefill, or are in it."""
         self.landing: deque[Job] = deque()
         self.role: Role | None = None
         """What the gateway routes to it; None = nothing, for good or while it drains."""
@@ -173,7 +173,7 @@ class Engine:
     def usable(self, job: Job) -> int:
         """Tokens of the prompt whose KV is here and may be used."""
         if job.turn == 0 and not job.done:
-            return min(max(self.cache.peek(job.uid), self.cache.peek(-1 - job.group.number)), job.prompt)
+            return max(self.cache.peek(job.uid), self._shared(job))
         return min(self.cache.peek(job.uid), _reusable(job))
 
     def expected_seconds(self, job: Job, generated: float) -> float:
@@ -279,8 +279,8 @@ class Engine:
         self._order += 1
         job.engine = self
         job.stage = Stage.QUEUED
-        job.uncached = job.tokens - self.usable(job)
-        self.pending += job.uncached
+        job.owed = job.tokens - self.usable(job)
+        self.pending += job.owed
         self.jobs[job] = None
         self.inside += 1
         rank = -1e18 if first else -job.priority
@@ -289,6 +289,8 @@ class Engine:
     def _take_out(self, job: Job) -> None:
         """Undo what a turn holds here, by its stage."""
         stage = job.stage
+        self.pending -= job.owed
+        job.owed = 0
         if stage is Stage.DECODING:
             made = (self._v - job.joined_v) / job.noise
             job.done += max(min(int(made + _NEAR), job.left - 1), 0)
@@ -296,7 +298,6 @@ class Engine:
             heapify(self._running)
             self._base -= job.joined_context - job.joined_v
         elif stage is Stage.QUEUED:
-            self.pending -= job.uncached
             self._queue = [entry for entry in self._queue if entry[3] is not job]
             heapify(self._queue)
         elif stage is Stage.PREFILLING:
@@ -427,10 +428,12 @@ class Engine:
         if not self._room(job.tokens):
             return None
         heappop(self._queue)
-        self.pending -= job.uncached
-        job.cached = self._use_cache(job)
+        job.cached = self.usable(job)
+        self.cache.take(job.uid)
         job.uncached = max(job.tokens - job.cached, 1)
         job.prefix = job.tokens - job.uncached
+        self.pending += job.uncached - job.owed
+        job.owed = job.uncached
         job.computed = 0
         job.stage = Stage.PREFILLING
         self.held += job.tokens
@@ -448,13 +451,15 @@ class Engine:
             return True
         return active + tokens <= capacity * (1.0 - WATERMARK)
 
-    def _use_cache(self, job: Job) -> int:
-        found = self.usable(job)
-        self.cache.take(job.uid)
-        if job.turn == 0:
-            shared = -1 - job.group.number
-            self.cache.keep(shared, max(job.prompt, self.cache.touch(shared)))
-        return found
+    def _shared(self, job: Job) -> int:
+        """First prompt of the group, if a member has it here."""
+        found = 0
+        for member in job.group.jobs:
+            here = member.engine is self and member.stage > Stage.QUEUED
+            held = member.prompt if here else self.cache.peek(member.uid)
+            if held and member is not job:
+                found = max(found, min(held, member.script.turns[0].appended_tokens))
+        return min(found, job.prompt)
 
     def _trim(self) -> None:
         if self._capacity is not None:
@@ -466,7 +471,9 @@ class Engine:
         self._v += self._gain
         self._since = self._clock.now
         chunks, self._chunks = self._chunks or [], None
-        for _, count in chunks:
+        for job, count in chunks:
+            job.owed -= count
+            self.pending -= count
             self.prefilled_tokens += count
             self.load.prefilled += count
         self._gain = 0.0

@@ -66,6 +66,7 @@ class Job:
         "min_version",
         "name",
         "noise",
+        "owed",
         "prefill_home",
         "prefix",
         "priority",
@@ -82,7 +83,7 @@ class Job:
         "uncached",
     )
 
-    def __init__(self, uid: int, script: Script, group: Group) -> None:
+    def __init__(self, uid: int, script: Script, group: Group) -> None:  # noqa: PLR0915 - one per field
         self.uid = uid
         self.name = f"t{uid}"
         self.script = script
@@ -104,6 +105,8 @@ class Job:
         self.prefix = 0
         self.uncached = 0
         """Tokens that are still to be prefilled."""
+        self.owed = 0
+        """Of them, what its engine counts as pending."""
         self.noise = 1.0
         self.priority = 0.0
         """Higher goes first."""
@@ -117,7 +120,7 @@ class Job:
         self.home: Engine | None = None
         """Generated last."""
         self.home_role: Role | None = None
-        """What the gateway routed to it then."""
+        """What the gateway routed to it when the turn began to decode there."""
         self.prefill_home: Engine | None = None
         self.first_version: int | None = None
         self.min_version = 0

@@ -87,6 +87,7 @@ class Pods:
         self.gone_tokens = 0
         self.gone_preemptions = 0
         self.recomputed_tokens = 0
+        self._retrying = False
         self.wake: Callable[[], None] = lambda: None
         """Called when something happened that a look may act on."""
         self.changed: Callable[[], None] = lambda: None
@@ -258,7 +259,13 @@ class Pods:
         router.colocated, router.prefillers = lists[Role.COLOCATED], lists[Role.PREFILL]
         router.decoders = lists[Role.DECODE]
         self.changed()
-        router.retry()
+        if router.waiting and not self._retrying:  # once for all that come at the same time
+            self._retrying = True
+            self._clock.after(0.0, self._retry)
+
+    def _retry(self, _: object) -> None:
+        self._retrying = False
+        self._router.retry()
 
     def _end(self, pod: Pod) -> None:
         del self.by_name[pod.name]

@@ -143,4 +143,4 @@ class Router:
             if home.inside <= LEAK_FACTOR * idlest + LEAK_SLACK:
                 return home
         generated = self._lengths.generated_mean
-        return min(engines, key=lambda one: one.expected_seconds(job, generated))
+        return min(engines, key=lambda one: (one.expected_seconds(job, generated), one.inside))

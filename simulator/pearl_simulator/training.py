@@ -74,6 +74,9 @@ class Trainer:
         return chosen if len(chosen) == need else None
 
     def _is_due(self, group: Group) -> bool:
+        """It would be too old for the next step; after a barrier everything is of this step."""
+        if self._training.feeding is Feeding.BARRIER:
+            return False
         return group.first_version is not None and self.version - group.first_version >= self._training.max_staleness
 
     def _train(self) -> None:

@@ -76,6 +76,7 @@ class World:
         if (job.lost or left) and self.tally.measuring:
             self.tally.recomputed += max(job.computed - _new_tokens(job), 0)
         job.lost = False
+        job.home_role = engine.role
         if job.first_version is None:
             job.first_version = engine.version
             group = job.group
@@ -89,7 +90,7 @@ class World:
         """Hook of the engine: a hand-off is ready."""
         job.prefill_home = engine
         decoder = self.router.decoder_for(job, engine)
-        if decoder is None:
+        if decoder is None or decoder is engine:  # its role changed meanwhile
             engine.keep_here(job)
         else:
             decoder.offer(job)
@@ -102,7 +103,7 @@ class World:
         self.records.turn(job, self.clock.now, engine.version)
         self.lengths.turn(turn.generated_tokens)
         self.tally.turn(turn.generated_tokens)
-        job.home, job.home_role = engine, engine.role
+        job.home = engine
         job.history = job.prompt + turn.retained_tokens
         job.turn += 1
         job.stage = Stage.AWAY
