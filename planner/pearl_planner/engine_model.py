@@ -42,6 +42,9 @@ class EngineTable:
     transfer_bytes_per_second: float = TRANSFER_BYTES_PER_SECOND
     transfer_fixed_seconds: float = TRANSFER_FIXED_SECONDS
     measured_with: str = ""
+    interference_seconds: float = 0.0
+    """Residual of one prefill on a worker that also decodes, beyond the formula: measured on the live fleet, 0 for an
+    engine that is as the formula says (the T_over of the PEARL paper's Equation 1)."""
 
     def scaled(self, factor: float) -> EngineTable:
         """The same engine with all step times multiplied (correction measured on the live fleet)."""
@@ -73,6 +76,7 @@ def sane_table(table: EngineTable) -> bool:
         and all(known(value, low=-1e6, high=1e6) is not None for value in signed)
         and known(table.transfer_bytes_per_second, low=1.0, high=1e18) is not None
         and known(table.transfer_fixed_seconds, high=1e6) is not None
+        and known(table.interference_seconds, high=1e6) is not None
     )
 
 

@@ -1,148 +1,186 @@
-"""How the rest of a batch thins out: turns that are still to come, conditioned on the progress so far.
+"""When the rest of a batch is complete on a shape: a mean field of the crowd, then every path's last trajectory.
 
-docs/models.md, "Rest of the batch". From the chances to end after each turn number (`Profile.ended / continued`,
-which treats unfinished trajectories as censored) follows, per unfinished trajectory, the chance that it still runs
-after s more turns. Summed this is n(s), the expected number alive; multiplied per group and counted, u(s), the chance
-that the batch is not complete. The makespan of a shape is then Σ u(s) · cycle(n(s)): both are the same for every
-shape, so they are computed once.
+docs/models.md, "Rest of the batch". In steps of time the crowd (`Remainder.crowd`) says how many trajectories are in
+flight and in which turns; the stations answer how slow they are with so many; a trajectory with waits E, turns m and
+tokens R then advances by dt / (E + m·w + R·k) of all that it has left. The crowd fixes w and k over time once per
+shape; the paths' candidates are then followed through the same steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from pearl_planner.profile import turn_bin
+from pearl_planner.lengths import MAX_TURNS, end_chances
+from pearl_planner.paths import Remainder, remainder
+from pearl_planner.stations import Presence, Slowness, Stations, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from pearl_planner.profile import Profile
-    from pearl_planner.queueing import Solution
-    from pearl_planner.types import Batch
+    from pearl_planner.paths import Work
 
-MAX_ROUNDS = 512
-NEGLIGIBLE = 1e-3
-PRIOR_WEIGHT = 0.5
-"""Trajectories' worth of its predecessor's chance to end that every turn number starts with."""
-EXACT_GROUPS = 64
+MAX_ROUNDS = MAX_TURNS
+__all__ = ["MAX_ROUNDS", "Remainder", "course", "end_chances", "finish_seconds", "remainder", "settle"]
+
+TOLERANCE = 2e-3
+MAX_PASSES = 24
+ENDING_SHARE = 0.22
+"""Part of those alive that end within one step of time."""
+MAX_STEPS = 64
+
+
+class Member(NamedTuple):
+    """Trajectories of the crowd that are alike."""
+
+    many: float
+    waits: float
+    turns: float
+    tokens: float
+
+
+class Step(NamedTuple):
+    """A stretch of time with the same speeds."""
+
+    seconds: float
+    per_turn: float
+    per_token: float
+    per_wait: float
+    """More than 1 while more are alive than may run at once."""
+
+
+class Flow(NamedTuple):
+    """A settled moment."""
+
+    slowness: Slowness
+    turns_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
-class Remainder:
-    """The rest of a batch, round by round (a round = one more turn of everybody alive)."""
+class Limits:
+    """What the crowd runs under, and how the workload differs from the one that the paths were drawn from."""
 
-    alive: tuple[float, ...]
-    """n(s): expected trajectories that make round s."""
-    unfinished: tuple[float, ...]
-    """u(s): chance that the batch still waits in round s."""
-    turns: float
-    """Expected turns still to come."""
-
-
-def end_chances(profile: Profile) -> list[float]:
-    """Chance to end after turn number 1, 2, … per bin; one that nobody reached takes that of the turn before."""
-    ended, continued = sum(profile.ended), sum(profile.continued)
-    before = ended / (ended + continued) if ended > 0 else 0.0
-    chances = []
-    for end, go in zip(profile.ended, profile.continued, strict=True):
-        before = min(1.0, (end + PRIOR_WEIGHT * before) / (end + go + PRIOR_WEIGHT))
-        chances.append(before)
-    return chances
+    in_flight: float
+    """Most trajectories at once."""
+    refill: float = 0.0
+    """So many are always in flight, as others take the places of those that end; 0 = nobody does."""
+    first_seconds: float = 0.0
+    """Of a first prompt, beyond what any turn costs."""
+    tokens: float = 1.0
+    """Factor of the tokens of the paths."""
+    waits: float = 1.0
 
 
-def remainder(profile: Profile, batch: Batch) -> Remainder | None:
-    """The rest of `batch`; None while no trajectory ever finished (nothing says when they end)."""
-    chances = end_chances(profile)
-    if max(chances) <= 0:
-        return None
-    groups = _groups(batch)
-    if not groups:
-        return Remainder((), (), 0.0)
-    need = min(max(batch.need_groups - batch.complete_groups, 0), len(groups))
-    survivals = {start: _survival(chances, *start) for start in {start for group in groups for start in group}}
-    alive, unfinished = [], []
-    for round_ in range(MAX_ROUNDS):
-        waiting = _incomplete_chance(groups, survivals, round_, need)
-        if waiting < NEGLIGIBLE:
+def settle(
+    stations: Stations, turn: Turn, members: Sequence[Member], running: float, guess: Slowness | None = None
+) -> Flow:
+    """Speeds at which what `running` trajectories like the members do and what the stations say agree."""
+    share = running / max(sum(member.many for member in members), 1e-9)
+    running = max(running, 1.0)
+    slow = guess or stations.slowness(turn, Presence(running, 0.0, 0.0, 0.0), running)
+    per_second = 0.0
+    for _ in range(MAX_PASSES):
+        per_turn, per_token = slow.per_turn, slow.per_token
+        per_second = tokens = 0.0
+        for count, waits, turns, made in members:
+            seconds = waits + turns * per_turn + made * per_token
+            if seconds > 0:
+                per_second += count * turns / seconds
+                tokens += count * made / seconds
+        per_second *= share
+        at = Presence(running, per_second, per_second * slow.per_prefill, tokens * share * per_token)
+        new = stations.slowness(turn, at, running)
+        change = abs(new.per_turn - per_turn) + abs(new.per_token - per_token) * turn.generated_tokens
+        size = per_turn + per_token * turn.generated_tokens
+        slow = new
+        if change <= TOLERANCE * size:
             break
-        unfinished.append(waiting)
-        alive.append(sum(count * _at(survivals[start], round_) for group in groups for start, count in group.items()))
-    return Remainder(tuple(alive), tuple(unfinished), sum(alive))
+    return Flow(slow, per_second)
 
 
-def makespan_seconds(rest: Remainder, solution: Solution, in_flight: float) -> float:
-    """Expected time until the batch is complete when at most `in_flight` trajectories run at once."""
-    total = 0.0
-    for alive, waiting in zip(rest.alive, rest.unfinished, strict=True):
-        running = max(1.0, min(alive, in_flight))
-        # More alive than run at once: a round of all takes alive/running passes.
-        total += waiting * solution.cycle_seconds(running) * max(1.0, alive / running)
-    return total
-
-
-Start = tuple[int, bool]
-"""Turns done, and whether one more turn is certain because it is in the engine now (or not begun)."""
-
-
-def _groups(batch: Batch) -> list[Counter[Start]]:
-    """Starts of the unfinished trajectories of every incomplete group, with those not begun yet."""
-    begun: dict[str, Counter[Start]] = {}
-    for one in batch.unfinished:
-        begun.setdefault(one.group, Counter())[max(one.turns_done, 0), one.idle_seconds is None] += 1
-    missing = max(batch.groups * batch.group_size - batch.started, 0)
-    groups = list(begun.values())
-    while missing > 0 and len(groups) < batch.groups:
-        size = min(batch.group_size, missing)
-        groups.append(Counter({(0, True): size}))
-        missing -= size
-    if missing > 0 and groups:  # members of begun groups that were not sent yet; which ones is not known
-        groups[0][0, True] += missing
-    return groups
-
-
-def _survival(chances: Sequence[float], done: int, certain: bool) -> list[float]:
-    """P(makes round s | `done` turns made), s = 0, 1, …, until negligible."""
-    alive = 1.0 if certain or done == 0 else 1.0 - chances[turn_bin(done)]
-    result = [alive]
-    for turn in range(done + 1, done + MAX_ROUNDS):
-        alive *= 1.0 - chances[turn_bin(turn)]
-        if alive < NEGLIGIBLE / 100:
-            break
-        result.append(alive)
-    return result
-
-
-def _at(survival: Sequence[float], round_: int) -> float:
-    return survival[round_] if round_ < len(survival) else 0.0
-
-
-def _incomplete_chance(
-    groups: Sequence[Counter[Start]], survivals: dict[Start, list[float]], round_: int, need: int
-) -> float:
-    """Chance that fewer than `need` groups are complete before this round."""
-    complete = [
-        math.prod((1.0 - _at(survivals[start], round_)) ** count for start, count in group.items()) for group in groups
+def course(rest: Remainder, stations: Stations, turn_at: Callable[[float], Turn], limits: Limits) -> list[Step]:
+    """The steps until the crowd is done, and one more for whoever is last."""
+    members = [
+        Member(
+            count,
+            limits.waits * work.waits + work.first * limits.first_seconds,
+            work.turns,
+            limits.tokens * work.tokens,
+        )
+        for count, work in rest.crowd
     ]
-    if need <= 0:
-        return 0.0
-    if need == len(groups):
-        return 1.0 - math.prod(complete)
-    if len(groups) > EXACT_GROUPS:
-        return _normal_below(complete, need)
-    counts = [1.0] + [0.0] * need
-    for chance in complete:  # distribution of the number of complete groups, capped at `need`
-        counts = [
-            (counts[k] * (1.0 - chance if k < need else 1.0)) + (counts[k - 1] * chance if k else 0.0)
-            for k in range(need + 1)
-        ]
-    return 1.0 - counts[need]
+    made = [work.done for _, work in rest.crowd]
+    left = [1.0] * len(members)
+    steps: list[Step] = []
+    guess: Slowness | None = None
+    alive = list(range(len(members)))
+    while alive and len(steps) < MAX_STEPS:
+        turn = turn_at(_progress(members, made, left, alive))
+        here = [members[i] for i in alive]
+        flow, ratio = _flow(here, stations, turn, limits, guess)
+        seconds, order = _ahead(members, left, alive, flow.slowness)
+        # Those that end within the step are there for a part of it.
+        mean = [members[i]._replace(many=members[i].many * min(1.0, order[i] / seconds)) for i in alive]
+        flow, ratio = _flow(mean, stations, turn, limits, flow.slowness)
+        guess = flow.slowness
+        seconds, order = _ahead(members, left, alive, guess)
+        steps.append(Step(seconds * ratio, guess.per_turn * ratio, guess.per_token * ratio, ratio))
+        for i in alive:
+            left[i] -= seconds * left[i] / order[i] if order[i] > 0 else left[i]
+        alive = [i for i in alive if left[i] > 1e-9]  # noqa: PLR2004 - rounding
+    turn = turn_at(max((done + member.turns for member, done in zip(members, made, strict=True)), default=1.0))
+    alone = stations.slowness(turn, Presence(1.0, 0.0, 0.0, 0.0), 1.0)
+    last = guess if limits.refill and guess is not None else alone
+    steps.append(Step(math.inf, last.per_turn, last.per_token, 1.0))
+    return steps
 
 
-def _normal_below(chances: Sequence[float], need: int) -> float:
-    """P(sum of independent 0/1 < need) by the normal approximation."""
-    mean = sum(chances)
-    deviation = math.sqrt(max(sum(p * (1 - p) for p in chances), 1e-12))
-    return 0.5 * (1.0 + math.erf((need - 0.5 - mean) / (deviation * math.sqrt(2.0))))
+def _flow(
+    members: Sequence[Member], stations: Stations, turn: Turn, limits: Limits, guess: Slowness | None
+) -> tuple[Flow, float]:
+    """Speeds with these alive, and by how much their time is stretched because not all of them may run."""
+    alive = max(sum(member.many for member in members), 1e-9)
+    wanted = max(alive, limits.refill)
+    running = max(min(wanted, limits.in_flight), min(1.0, alive))
+    return settle(stations, turn, members, running, guess), max(alive / running, 1.0)
+
+
+def _progress(members: Sequence[Member], made: Sequence[float], left: Sequence[float], alive: Sequence[int]) -> float:
+    """Mean turn number of those alive."""
+    count = sum(members[i].many for i in alive)
+    return sum(members[i].many * (made[i] + 1.0 + members[i].turns * (1.0 - left[i])) for i in alive) / count
+
+
+def _ahead(
+    members: Sequence[Member], left: Sequence[float], alive: Sequence[int], slow: Slowness
+) -> tuple[float, dict[int, float]]:
+    """Seconds until the next share of those alive has ended, and until each has."""
+    per_turn, per_token = slow.per_turn, slow.per_token
+    order = {
+        i: left[i] * (members[i].waits + members[i].turns * per_turn + members[i].tokens * per_token) for i in alive
+    }
+    ends = sorted(order.values())
+    return max(ends[int(ENDING_SHARE * (len(ends) - 1))], 1e-9), order
+
+
+def finish_seconds(rest: Remainder, steps: Sequence[Step], limits: Limits) -> list[float]:
+    """When each path has its groups complete, in order."""
+    found = []
+    for path in rest.paths:
+        ends = [max(_end(work, steps, limits) for work in group) for group in path]
+        found.append(ends[0] if len(ends) == 1 else sorted(ends)[rest.need - 1])
+    return sorted(found)
+
+
+def _end(work: Work, steps: Sequence[Step], limits: Limits) -> float:
+    """When one trajectory is done."""
+    away, turns, made = limits.waits * work[0] + work[4] * limits.first_seconds, work[1], limits.tokens * work[2]
+    now, left = 0.0, 1.0
+    for seconds, per_turn, per_token, per_wait in steps:
+        whole = away * per_wait + turns * per_turn + made * per_token
+        if left * whole <= seconds:
+            return now + left * whole
+        left -= seconds / whole
+        now += seconds
+    return now

@@ -77,7 +77,7 @@ def test_a_change_of_workload_flips_one_living_worker_and_says_why() -> None:
     assert flip.role is Role.PREFILL
     assert flip.epoch == result.target.id == 2  # type: ignore[union-attr]
     assert result.message == (
-        "disaggregated:2P1D: 1.27 turns/s predicted against 0.635 disaggregated:1P2D (+100 %), switch cost 1.0 s; "
+        "disaggregated:2P1D: 1.24 turns/s predicted against 0.652 disaggregated:1P2D (+90 %), switch cost 1.0 s; "
         "from 160 turns, prefill 600 tokens and generation 16 tokens a turn, context 800"
     )
     assert fleet.settle().reason is Reason.BATCH_UNKNOWN

@@ -1,22 +1,29 @@
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from planner_fleet import TABLE, turns
 
 from pearl_planner.predict import (
     Workload,
-    colocated_network,
-    disaggregated_network,
     local_append_tokens,
     predict,
     split_appends,
+    stations_of,
+    steady_rate,
+    turn_of,
     workload,
 )
 from pearl_planner.profile import Profile
+from pearl_planner.stations import Presence, Slowness, Stations
 from pearl_planner.types import Shape
+
+if TYPE_CHECKING:
+    from pearl_planner.engine_model import EngineTable
 
 
 def load(appended: int, generated: int, *, trajectories: int = 12, wait: float = 1.0) -> Workload:
@@ -29,29 +36,59 @@ def rates(one: Workload, shapes: tuple[Shape, ...] = (Shape(3), Shape(0, 1, 2), 
     return [predict(shape, one, TABLE).prediction.turns_per_second or 0.0 for shape in shapes]
 
 
+def slowness(shape: Shape, one: Workload, table: EngineTable = TABLE, *, decoding: float = 0.0) -> Slowness:
+    """With one trajectory in flight, or with `decoding` of many at the workers."""
+    running = 1e9 if decoding else 1.0
+    at = Presence(running, 0.0, 0.0, decoding)
+    return stations_of(shape, one, table, math.inf).slowness(turn_of(shape, one, 0), at, float(one.trajectories))
+
+
 def test_tokens_to_prefill_are_derived_per_mode() -> None:
     one = load(100, 20)
-    # Colocated: 20 steps of 30 + 4·n ms, and a chunk of 100 · 2.5 ms for each of the n sequences.
-    assert colocated_network(Shape(2), one, TABLE).shared_seconds(3) == pytest.approx(20 * 0.042 + 3 * 0.25)
-    # Elsewhere: the 20 generated tokens again, a step's fixed 30 ms, and 5 ms of hand-off.
-    remote = disaggregated_network(Shape(0, 1, 1), one, TABLE, local_below=0)
-    assert remote.prefill_seconds == pytest.approx(0.030 + 120 * 0.0025)
-    assert remote.shared_seconds(3) == pytest.approx(20 * 0.042)
-    assert remote.delay_seconds == pytest.approx(1.0 + 0.005)
+    # Colocated, four others on two workers: each of three sequences pays 100 · 2.5 ms three times, and half a step.
+    shared = slowness(Shape(2), one, decoding=4.0)
+    assert shared.per_token == pytest.approx(0.030 + 3 * 0.004)
+    assert shared.per_turn == pytest.approx(3 * 0.25 + 0.021)
+    # Elsewhere: the 20 generated tokens again, a step's fixed 30 ms, 5 ms of hand-off and half a step of 34 ms.
+    remote = slowness(Shape(0, 1, 1), one)
+    assert remote.per_prefill == pytest.approx(0.030 + 120 * 0.0025)
+    assert remote.per_turn == pytest.approx(0.030 + 120 * 0.0025 + 0.005 + 0.017)
+    assert remote.per_token == pytest.approx(0.034)
 
 
 def test_a_miss_rate_of_one_mode_is_not_carried_to_another() -> None:
     one = replace(load(100, 20), missed_tokens=(("colocated", 40.0),))
-    assert colocated_network(Shape(2), one, TABLE).shared_seconds(1) == pytest.approx(20 * 0.034 + 140 * 0.0025)
-    remote = disaggregated_network(Shape(0, 1, 1), one, TABLE, local_below=0)
-    assert remote.prefill_seconds == pytest.approx(0.030 + 120 * 0.0025)
+    assert slowness(Shape(2), one).per_turn == pytest.approx(140 * 0.0025 + 0.017)
+    assert slowness(Shape(0, 1, 1), one).per_prefill == pytest.approx(0.030 + 120 * 0.0025)
 
 
 def test_history_that_no_longer_fits_the_prefill_caches_is_prefilled_again() -> None:
-    # 12 contexts of 800 tokens = 9,600; one prefill worker holds 4,800: half of the other 680 are computed again.
+    # 12 contexts of 800 tokens = 9,600; one prefill worker holds 4,800: (1 − 0.5^1.5) of the other 680 are lost.
     table = replace(TABLE, kv_capacity_tokens=4800)
-    remote = disaggregated_network(Shape(0, 1, 2), load(100, 20), table, local_below=0)
-    assert remote.prefill_seconds == pytest.approx(0.030 + (120 + 0.5 * 680) * 0.0025)
+    lost = (1 - 0.5**1.5) * 680
+    assert slowness(Shape(0, 1, 2), load(100, 20), table).per_prefill == pytest.approx(0.030 + (120 + lost) * 0.0025)
+
+
+def test_the_prefix_cache_cliff_of_a_published_replay() -> None:
+    # docs/models.md, "Caches": prefix reuse 0.30 / 0.59 / 0.90 with 2 / 3 / 4 prefill workers of 782 thousand tokens
+    # and 128 sessions of about 25 thousand.
+    table = replace(TABLE, kv_capacity_tokens=782_000)
+    for workers, reuse in ((2, 0.30), (3, 0.59), (4, 0.90)):
+        computed = Stations(Shape(0, workers, 8 - workers), table).computed(1500, 25_000, 128, workers)
+        assert 1 - computed / 25_000 == pytest.approx(reuse, abs=0.06)
+
+
+def test_a_decode_worker_without_kv_room_makes_turns_wait() -> None:
+    # Two contexts of 800 fit; of five sequences that are there three wait: a token takes 2.5 times a step of two.
+    table = replace(TABLE, kv_capacity_tokens=1600)
+    assert slowness(Shape(0, 1, 1), load(40, 100), table, decoding=4.0).per_token == pytest.approx(2.5 * 0.038)
+
+
+def test_interference_is_paid_by_workers_that_do_both() -> None:
+    table, one = replace(TABLE, interference_seconds=0.5), load(100, 20)
+    assert slowness(Shape(2), one, table).per_turn - slowness(Shape(2), one).per_turn == pytest.approx(0.5)
+    assert slowness(Shape(0, 1, 1), one, table) == slowness(Shape(0, 1, 1), one)
+    assert local_append_tokens(one, table, sequences=2) < local_append_tokens(one, TABLE, sequences=2)
 
 
 def test_appends_that_cost_less_than_the_hand_off_stay_on_the_decode_worker() -> None:
@@ -114,6 +151,12 @@ def test_what_does_not_fit_is_not_feasible() -> None:
     assert not predict(Shape(3), load(40, 120), broken).prediction.feasible
 
 
+def test_trajectories_per_second_are_turns_over_the_turns_of_one() -> None:
+    one = load(40, 120)  # eight turns each
+    turns_per_second = predict(Shape(3), one, TABLE).prediction.turns_per_second or 0.0
+    assert steady_rate(Shape(3), one, TABLE) == pytest.approx(turns_per_second / 8, rel=0.01)
+
+
 def test_too_few_turns_predict_nothing() -> None:
     assert workload(Profile(), 8, None) is None
 
@@ -122,7 +165,7 @@ def test_too_few_turns_predict_nothing() -> None:
 def test_one_evaluation_of_64_trajectories_takes_two_milliseconds() -> None:
     one = load(40, 120, trajectories=64)
     best = min(_seconds(lambda: predict(Shape(0, 3, 5), one, TABLE)) for _ in range(20))
-    assert best < 0.002 * 2, "two thresholds are evaluated for a disaggregated shape"
+    assert best < 0.002
 
 
 def _seconds(call: object) -> float:

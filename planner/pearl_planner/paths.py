@@ -1,0 +1,311 @@
+"""Sample paths of the rest of a batch: what unfinished trajectories may still have to do, on no shape in particular.
+
+docs/models.md, "Rest of the batch". A path draws, per trajectory, the turns, tokens and waits that are left (groups
+share a factor). All shapes meet the same paths, so their differences are not noise. Only trajectories that can be the
+last of their path are kept (those that are, for some speed of the engines), and the crowd of all paths together in
+strata: the crowd says how many run at a time, the candidates say when the path ends. Deterministic: the draws come
+from a fixed linear congruential generator.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple
+
+from pearl_planner.bins import WAIT_SHIFT, stage
+from pearl_planner.lengths import NODES, common_factor, lengths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pearl_planner.lengths import Lengths
+    from pearl_planner.profile import Profile
+    from pearl_planner.types import Batch
+
+SAMPLES = 4096
+"""Trajectories drawn for a decision; `MAX_PATHS` bounds the paths of a small batch."""
+MAX_PATHS = 128
+MIN_PATHS = 8
+STRATA = 28
+TOP_STRATA = 4
+SPEEDS = ((0.05, 0.004), (0.05, 0.012), (0.05, 0.04), (1.0, 0.012), (1.0, 0.15))
+"""(seconds per turn, seconds per token) for which candidates are kept."""
+DIRECT_WAITS = 3
+"""So many waits or fewer are drawn one by one, more as one sum."""
+
+_TABLE = tuple(NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096))
+_MASK = (1 << 64) - 1
+
+
+class Work(NamedTuple):
+    """What a trajectory has left."""
+
+    waits: float
+    """Seconds outside of the engines: environment, reset, reward."""
+    turns: float
+    tokens: float
+    """To generate."""
+    done: float
+    """Turns made."""
+    first: float
+    """1 when its first prompt is still to come."""
+
+
+class Draws:
+    """Numbers that look random and are the same every time."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, seed: int = 1) -> None:
+        self._state = (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) & _MASK
+
+    def normal(self) -> float:
+        """Standard normal, one of 4,096 values."""
+        self._state = (self._state * 6364136223846793005 + 1442695040888963407) & _MASK
+        return _TABLE[self._state >> 52]
+
+    def share(self) -> float:
+        """Uniform in (0, 1)."""
+        self._state = (self._state * 6364136223846793005 + 1442695040888963407) & _MASK
+        return ((self._state >> 12) + 0.5) / (1 << 52)
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """The rest of a batch. Equal crowds come from equal paths, so only they are compared."""
+
+    crowd: tuple[tuple[float, Work], ...] = field(hash=False)
+    """(how many, what each has left)."""
+    paths: tuple[tuple[tuple[Work, ...], ...], ...] = field(hash=False, compare=False)
+    """Path → group → trajectories that may be its last."""
+    need: int
+    """Groups that are still waited for; all of them are one group in `paths`."""
+    alive: int
+    """Trajectories left."""
+    turns: float
+    """Expected turns still to come."""
+    generated_tokens: float = 1.0
+    """Of the mean turn when the paths were drawn; a workload with another mean scales them."""
+    environment_seconds: float = 0.0
+    """Likewise."""
+
+
+class Waits:
+    """The environment time as measured: bins scaled to the exact mean."""
+
+    def __init__(self, profile: Profile) -> None:
+        total = sum(profile.environment_bins)
+        self.mean = profile.environment.mean if profile.environment.count > 0 else 0.0
+        self.variance = profile.environment.variance
+        self._below = list(accumulate(profile.environment_bins)) if total > 0 else []
+        rough = sum(v * 1.4427 * 2.0 ** (k - WAIT_SHIFT - 1) for k, v in enumerate(profile.environment_bins))
+        self._scale = self.mean * total / rough if rough > 0 else 0.0
+
+    def at(self, share: float) -> float:
+        """The wait below which this share of them lies."""
+        if not self._below:
+            return self.mean
+        wanted = share * self._below[-1]
+        k = min(bisect_left(self._below, wanted), len(self._below) - 1)
+        low = self._below[k - 1] if k else 0.0
+        inside = (wanted - low) / max(self._below[k] - low, 1e-300)
+        return float(self._scale * 2.0 ** (k - WAIT_SHIFT - 1 + min(max(inside, 0.0), 1.0)))
+
+    def rest(self, idle: float, draw: float) -> float:
+        """What is left of a wait that lasted `idle` seconds so far."""
+        if not self._below:
+            return max(self.mean - idle, 0.0)
+        low, high = 0.0, 1.0
+        for _ in range(12):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.at(middle) < idle else (low, middle)
+        return max(self.at(low + (1.0 - low) * draw) - idle, 0.0)
+
+
+class Spread(NamedTuple):
+    """A positive quantity with a long tail: `mean·max(0, a + b·z)³` (Wilson-Hilferty form of a gamma variable)."""
+
+    mean: float
+    a: float
+    b: float
+
+    def at(self, z: float) -> float:
+        """The value of a standard normal score."""
+        root = self.a + self.b * z
+        return self.mean * root * root * root if root > 0 else 0.0
+
+
+def spread(mean: float, variance: float) -> Spread:
+    """Of this mean and variance."""
+    if mean <= 0 or variance <= 0:
+        return Spread(max(mean, 0.0), 1.0, 0.0)
+    shape = max(mean * mean / variance, 0.15)
+    return Spread(mean, 1.0 - 1.0 / (9.0 * shape), 1.0 / (3.0 * math.sqrt(shape)))
+
+
+class Sampler:
+    """Draws what is left of one trajectory."""
+
+    def __init__(self, profile: Profile, known: Lengths, draws: Draws) -> None:
+        self._profile, self._known, self._draws = profile, known, draws
+        self._waits = Waits(profile)
+        self._reset = spread(profile.reset.mean, profile.reset.variance)
+        self._reward = spread(profile.reward.mean, profile.reward.variance)
+        self._tokens: dict[tuple[int, int], Spread] = {}
+        self._sums: dict[int, Spread] = {}
+
+    def work(self, done: int, common: float, idle: float | None, *, begun: bool) -> Work:
+        """Of a trajectory that made `done` turns; `idle`: seconds in its environment so far, None = in the engine."""
+        draws = self._draws
+        if done > 0:
+            total = self._known.later(done, common, draws.share())
+        else:
+            likeness = self._known.likeness
+            score = math.sqrt(likeness) * common + math.sqrt(1.0 - likeness) * draws.normal()
+            total = self._known.turns(score)
+        turns = total - done
+        waits = self._reward.at(draws.normal()) + self.sum_of_waits(turns - 1)
+        if not begun:
+            waits += self._reset.at(draws.normal())
+        elif idle is not None:
+            waits += self._waits.rest(idle, draws.share())
+        tokens = self.tokens(done, total).at(draws.normal())
+        return Work(waits, turns, max(tokens, 1.0), done, 0.0 if done else 1.0)
+
+    def sum_of_waits(self, count: int) -> float:
+        """Of this many waits."""
+        if count <= 0:
+            return 0.0
+        if count <= DIRECT_WAITS:
+            return sum(self._waits.at(self._draws.share()) for _ in range(count))
+        found = self._sums.get(count)
+        if found is None:
+            found = self._sums[count] = spread(count * self._waits.mean, count * self._waits.variance)
+        return found.at(self._draws.normal())
+
+    def tokens(self, done: int, total: int) -> Spread:
+        """Generated in turns `done` + 1 … `total` of a trajectory of that length."""
+        found = self._tokens.get((done, total))
+        if found is None:
+            found = self._tokens[done, total] = tokens_left(self._profile, done, total)
+        return found
+
+
+def tokens_left(profile: Profile, done: int, total: int) -> Spread:
+    """From the tokens per turn of trajectories of that length, shifted by what later stages have more or less."""
+    turns = total - done
+    own = profile.lengths[stage(total)].generated
+    whole, later = _stage_mean(profile, 0, total), _stage_mean(profile, done, total)
+    if own.count >= 3.0:  # noqa: PLR2004 - a variance of fewer means nothing
+        mean = own.mean * later / whole if whole > 0 else own.mean
+        return spread(turns * mean, turns * total * own.variance)
+    return spread(turns * later, turns * profile.generated.variance)
+
+
+def _stage_mean(profile: Profile, done: int, total: int) -> float:
+    """Mean of r over turns `done` + 1 … `total`."""
+    amount = 0.0
+    turn = done + 1
+    while turn <= total:
+        number = stage(turn)
+        last = min(total, 1 << number) if number < len(profile.stages) - 1 else total
+        part = profile.stages[number].generated
+        amount += (last - turn + 1) * (part.mean if part.count > 0 else profile.generated.mean)
+        turn = last + 1
+    return amount / max(total - done, 1)
+
+
+class Start(NamedTuple):
+    """A trajectory of the batch as it stands."""
+
+    done: int
+    idle: float | None
+    begun: bool
+
+
+def starts(batch: Batch) -> dict[str, list[Start]]:
+    """Unfinished trajectories of every incomplete group, with those that are not begun."""
+    groups: dict[str, list[Start]] = {}
+    for one in batch.unfinished:
+        idle = one.idle_seconds if one.turns_done > 0 else None
+        groups.setdefault(one.group, []).append(Start(max(one.turns_done, 0), idle, begun=True))
+    missing = max(batch.groups * batch.group_size - batch.started, 0)
+    incomplete = max(batch.groups - batch.complete_groups, 1)
+    while missing > 0 and len(groups) < incomplete:
+        size = min(batch.group_size, missing)
+        groups[f"\0{len(groups)}"] = [Start(0, None, begun=False)] * size
+        missing -= size
+    if missing > 0 and groups:  # members of begun groups that were not sent yet; which ones is not known
+        next(iter(groups.values())).extend([Start(0, None, begun=False)] * missing)
+    return groups
+
+
+def remainder(profile: Profile, batch: Batch, *, paths: int | None = None, seed: int = 1) -> Remainder | None:
+    """The rest of `batch`; None while no trajectory ever finished (nothing says when they end)."""
+    known = lengths(profile)
+    if known is None:
+        return None
+    groups = starts(batch)
+    alive = sum(len(members) for members in groups.values())
+    need = max(min(batch.need_groups - batch.complete_groups, len(groups)), 0)
+    merged = need == len(groups)
+    if alive == 0 or need == 0:
+        return Remainder((), (), 0, alive, 0.0)
+    count = paths or min(max(SAMPLES // alive, MIN_PATHS), MAX_PATHS)
+    sampler, draws = Sampler(profile, known, Draws(seed)), Draws(seed + 7)
+    factors = [list(accumulate(_factor(known, profile, name, members))) for name, members in groups.items()]
+    drawn: list[Work] = []
+    kept = []
+    for _ in range(count):
+        path = []
+        for members, below in zip(groups.values(), factors, strict=True):
+            common = _common(below, draws)
+            path.append([sampler.work(one.done, common, one.idle, begun=one.begun) for one in members])
+        drawn += [work for group in path for work in group]
+        whole = [[work for group in path for work in group]] if merged else path
+        kept.append(tuple(candidates(group) for group in whole))
+    turns = sum(work.turns for work in drawn) / count
+    return Remainder(
+        crowd=strata(drawn, alive / len(drawn)),
+        paths=tuple(kept),
+        need=1 if merged else need,
+        alive=alive,
+        turns=turns,
+        generated_tokens=max(profile.generated.mean, 1.0),
+        environment_seconds=profile.environment.known_mean() or 0.0,
+    )
+
+
+def _factor(known: Lengths, profile: Profile, name: str, members: Sequence[Start]) -> tuple[float, ...]:
+    return common_factor(known, profile, name, [one.done for one in members])
+
+
+def _common(below: Sequence[float], draws: Draws) -> float:
+    """The group's factor: one of the nodes by its chance, spread evenly over the node's width."""
+    node = min(bisect_left(below, draws.share()), len(NODES) - 1)
+    return NODES[node] + (draws.share() - 0.5) * (NODES[1] - NODES[0])
+
+
+def candidates(works: Sequence[Work]) -> tuple[Work, ...]:
+    """Those that end last for one of `SPEEDS`."""
+    last = {max(works, key=lambda w, t=t, k=k: w[0] + w[1] * t + w[2] * k) for t, k in SPEEDS}  # type: ignore[misc]
+    return tuple(sorted(last))
+
+
+def strata(works: Sequence[Work], weight: float) -> tuple[tuple[float, Work], ...]:
+    """Means of strata by how much is left; the longest trajectories in finer ones."""
+    ordered = sorted(works, key=lambda w: w[0] + 0.2 * w[1] + 0.015 * w[2])
+    size = len(ordered)
+    cuts = [size * i // STRATA for i in range(STRATA)]
+    cuts += [cuts[-1] + (size - cuts[-1]) * i // TOP_STRATA for i in range(1, TOP_STRATA + 1)]
+    found = []
+    for low, high in pairwise(cuts):
+        part = ordered[low:high]
+        if part:
+            means = [sum(values) / len(part) for values in zip(*part, strict=True)]
+            found.append((len(part) * weight, Work(*means)))
+    return tuple(found)
