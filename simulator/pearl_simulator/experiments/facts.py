@@ -43,8 +43,10 @@ def _records(script: Script, step: int, index: int) -> Iterator[Record]:
     for number, turn in enumerate(script.turns, 1):
         context = history + turn.appended_tokens
         primed = script.member > 1 and number == 1  # another member of the group brought the prompt there
-        known = turn.appended_tokens if primed else history - ((kept or 0) if remote else 0)
-        missed = round(turn.missed_share * history)
+        # Gone from the cache: what the agent misses anyway, or what this worker never held (an answer that another
+        # worker generated, or one that the next prompt holds in part only).
+        unseen = (kept or 0) if remote or (kept or 0) < (before or 0) else 0
+        cached = turn.appended_tokens if primed else history - max(unseen, round(turn.missed_share * history))
         yield TurnRecord(
             trajectory=name,
             turn=number,
@@ -56,7 +58,7 @@ def _records(script: Script, step: int, index: int) -> Iterator[Record]:
             retained_tokens=kept,
             environment_seconds=None if number == 1 else script.turns[number - 2].environment_seconds,
             route=ROUTES[remote],
-            cached_tokens=max(0, known - missed),
+            cached_tokens=cached,
         )
         history, before, kept = context + turn.retained_tokens, turn.generated_tokens, turn.retained_tokens
     yield TrajectoryRecord(
