@@ -41,9 +41,9 @@ _SHAPE = re.compile(r"(\d+)P(\d+)D")
 _TUNABLES: dict[str, dict[str, tuple[float, ...]]] = {
     "verl-lend": {"min_remaining_share": (0.0, 0.2, 0.4)},
     "dynamo-like": {
-        "inter_token_factor": (1.3, 2.0, 4.0),
-        "utilisation": (0.3, 0.5, 0.7),
-        "interval_seconds": (30.0, 120.0),
+        "inter_token_factor": (1.15, 1.3, 2.0),
+        "utilisation": (0.2, 0.4),
+        "down_patience": (3.0, 10.0),
         "colocated_below": (0.0, 4.0),
     },
     "prorsa-like": {
@@ -52,7 +52,7 @@ _TUNABLES: dict[str, dict[str, tuple[float, ...]]] = {
         "colocated_below": (0.0, 3.0, 5.0),
     },
     "pearl-paper": {
-        "overlap_seconds": (0.0, 0.3, 0.7, 1.0),
+        "overlap_factor": (0.0, 1.0, 2.0),
         "mode_threshold": (0.04, 0.08),
         "ratio_threshold": (0.01, 0.03),
     },

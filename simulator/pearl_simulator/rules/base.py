@@ -50,6 +50,17 @@ def load_of(snapshot: Snapshot, policy: Policy) -> Workload | None:
     return workload(snapshot.profile, trajectories(snapshot, policy), None)
 
 
+def remote_tokens(load: Workload) -> float:
+    """Tokens that a prefill worker computes per turn: new ones, retained answers, and the misses that were measured.
+
+    Misses of the split fleet where it was measured; until then those of the colocated one, which saw the same agents.
+    """
+    measured = dict(load.missed_tokens)
+    missed = measured.get("disaggregated", measured.get("colocated", 0.0))
+    new = load.appended_tokens + load.retained_share * load.generated_tokens + max(missed, 0.0)
+    return min(new, max(load.context_tokens, 1.0))
+
+
 def table_of(snapshot: Snapshot, policy: Policy) -> EngineTable:
     """Engine constants with the correction that was measured on the live fleet."""
     return policy.table.scaled(snapshot.memory.model_scale or 1.0)

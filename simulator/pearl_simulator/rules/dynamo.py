@@ -17,7 +17,7 @@ from pearl_planner.engine_model import decode_seconds, prefill_seconds
 from pearl_planner.facts import sizes
 from pearl_planner.shapes import carried_shape
 from pearl_planner.types import Mode, Role, Shape
-from pearl_simulator.rules.base import NoLoans, decision, load_of, present_shape, serving, table_of
+from pearl_simulator.rules.base import NoLoans, decision, load_of, present_shape, remote_tokens, serving, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,11 +35,11 @@ class DynamoRule(NoLoans):
 
     interval_seconds: float = 60.0
     """Between two adjustments."""
-    inter_token_factor: float = 2.0
+    inter_token_factor: float = 1.3
     """Inter-token target, in times of that of a single sequence."""
     first_token_seconds: float = 2.0
     """Time-to-first-token target."""
-    utilisation: float = 0.7
+    utilisation: float = 0.4
     """Of prefill workers."""
     down_patience: int = 3
     """Adjustments for which fewer workers must have been enough before some are given back."""
@@ -75,8 +75,8 @@ class DynamoRule(NoLoans):
         """Prefill and decode workers that the targets ask for; both at least one."""
         table = table_of(snapshot, policy)
         prefills, decoders = (serving(snapshot, role, Role.COLOCATED) for role in (Role.PREFILL, Role.DECODE))
-        new = load.appended_tokens + load.retained_share * load.generated_tokens
-        seconds = prefill_seconds(table, new, max(load.context_tokens - new, 0.0))
+        new = remote_tokens(load)
+        seconds = prefill_seconds(table, new, load.context_tokens - new)
         rate = _generated_per_second(snapshot, decoders) / load.generated_tokens
         split_up = present_shape(snapshot).mode is Mode.DISAGGREGATED
         backlog = sum(w.in_flight or 0 for w in prefills) * seconds if split_up else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pearl_planner.facts import sizes
@@ -51,37 +51,59 @@ class FixedRule:
         return self.borrow, (Reason.APPLIED if self.borrow else Reason.BORROW_NOT_WORTHWHILE).value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerlLend:
     """Colocated on all GPUs there are, and borrows with verl's gate (its fully asynchronous dynamic schedule).
 
     benefit = remaining samples · seconds per sample · (1 − 1/scaling), scaling = workers with the loan / without;
-    taken while benefit or cost is unknown, or when the benefit exceeds the cost of switching. It credits added GPUs
-    linearly, whatever the workload waits for.
+    taken while benefit or cost is unknown, or when the benefit exceeds the cost of switching. A sample is a group. It
+    credits added GPUs linearly, whatever the workload waits for.
+
+    Mutable by design: it measures seconds per sample over the last minutes. One instance per run.
     """
 
     deactivation_share: float = 0.5
     """Cost of giving back as a share of the measured wake."""
     min_remaining_share: float = 0.0
     """Of the batch; below it nothing is lent any more."""
+    memory_seconds: float = 900.0
+    _seen: list[tuple[float, int]] = field(default_factory=list)
+    """(time, groups completed since the start), where it changed."""
 
     def decide(self, snapshot: Snapshot, policy: Policy) -> Decision:
         """All there is, colocated."""
+        self._measure(snapshot)
         return FixedRule().decide(snapshot, policy)
 
     def answer_loan(self, snapshot: Snapshot, policy: Policy, loan: Loan, count: int, added: int) -> tuple[bool, str]:
-        """The gate; without a batch or a finished sample the benefit is unknown."""
+        """The gate; without a batch or a rate the benefit is unknown."""
         del policy, loan
+        self._measure(snapshot)
         batch, wake = snapshot.batch, snapshot.memory.wake_cost_seconds
         if batch is None:
             return True, Reason.BATCH_UNKNOWN.value
-        total = batch.groups * batch.group_size
-        remaining = max(total - batch.finished, 0)
-        if remaining <= self.min_remaining_share * total:
+        remaining = max(batch.need_groups - batch.complete_groups, 0)
+        if remaining <= self.min_remaining_share * batch.need_groups:
             return False, Reason.BORROW_NOT_WORTHWHILE.value
-        if wake is None or batch.finished < 1:
+        per_sample = self._seconds_per_group(snapshot.now)
+        if wake is None or per_sample is None:
             return True, Reason.NO_DATA.value
-        per_sample = batch.elapsed_seconds / batch.finished
         benefit = remaining * per_sample * (1.0 - count / (count + added))
         worth = benefit > wake * (1.0 + self.deactivation_share)
         return worth, (Reason.APPLIED if worth else Reason.BORROW_NOT_WORTHWHILE).value
+
+    def _measure(self, snapshot: Snapshot) -> None:
+        batch = snapshot.batch
+        if batch is None:
+            return
+        done = batch.step * batch.need_groups + batch.complete_groups
+        if not self._seen or done > self._seen[-1][1]:
+            self._seen.append((snapshot.now, done))
+        while len(self._seen) > 2 and snapshot.now - self._seen[0][0] > self.memory_seconds:  # noqa: PLR2004 - a rate
+            self._seen.pop(0)
+
+    def _seconds_per_group(self, now: float) -> float | None:
+        if len(self._seen) < 2:  # noqa: PLR2004 - a rate needs two points
+            return None
+        (since, before), (_, after) = self._seen[0], self._seen[-1]
+        return (now - since) / (after - before)

@@ -59,7 +59,8 @@ def scores(scenario: Scenario, seeds: Sequence[int]) -> Scores:
         return [sum(tokens(candidate, seed) for seed in seeds) / len(seeds) for candidate in candidates]
 
     def tokens(candidate: Candidate, seed: int) -> float:
-        result = run(scenario, make_rule(candidate.rule, dict(candidate.parameters)), seed)
+        rule = make_rule(candidate.rule, dict(candidate.parameters))
+        result = run(scenario, rule, seed, rule_name=candidate.rule)
         return result.generated_tokens / result.seconds
 
     return all_of

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from pearl_planner.engine_model import decode_seconds, prefill_seconds
 from pearl_planner.facts import sizes
-from pearl_planner.numbers import clamp
+from pearl_planner.numbers import clamp, median
 from pearl_planner.paper_model import PaperModel, ranked, worth_borrowing
 from pearl_planner.shapes import allowed_shapes, carried_shape
 from pearl_planner.types import Mode, Reason, Role, Shape
-from pearl_simulator.rules.base import decision, load_of, present_shape, serving, table_of, trajectories
+from pearl_simulator.rules.base import decision, load_of, present_shape, serving, trajectories
 
 if TYPE_CHECKING:
     from pearl_planner.decide import Decision
+    from pearl_planner.predict import Workload
     from pearl_planner.types import Loan, Policy, Snapshot
 
 MIN_DECODING = 0.05
@@ -32,8 +33,9 @@ class PaperRule:
     ratio_threshold: float = 0.03
     """The paper does not publish its thresholds; the one for the mode is larger."""
     mode_threshold: float = 0.08
-    overlap_seconds: float = 0.0
-    """T_over, which the paper does not publish and does not list among what it refits."""
+    overlap_factor: float = 1.0
+    """On T_over, which the paper neither publishes nor lists among what it refits: measured as what the time between
+    tokens of colocated workers has more than decode and prefill explain."""
     toggle_seconds: float = 9.44
     """T_toggle until one was measured (activation and deactivation of its Table 3)."""
     _model: PaperModel | None = None
@@ -42,6 +44,12 @@ class PaperRule:
     _workers: int = 0
     _slowest_turns: int = 0
     _decoding: list[float] = field(default_factory=list)
+    _scales: list[float] = field(default_factory=list)
+    """Measured over tabulated step time of decode workers, which nothing disturbs."""
+    _excesses: list[float] = field(default_factory=list)
+    """Seconds per token of colocated workers beyond the tabulated step."""
+    _scale: float = 1.0
+    _excess: float = 0.0
 
     def decide(self, snapshot: Snapshot, policy: Policy) -> Decision:
         """All GPUs there are, in the shape of the equations."""
@@ -90,13 +98,32 @@ class PaperRule:
         else:
             return
         self._decoding.append(clamp(share, MIN_DECODING, 1.0))
+        self._observe_steps(snapshot, policy)
+
+    def _observe_steps(self, snapshot: Snapshot, policy: Policy) -> None:
+        """Times between tokens: of decode workers for A and b, of colocated ones for T_over."""
+        load = load_of(snapshot, policy)
+        if load is None:
+            return
+        for worker in serving(snapshot, Role.DECODE, Role.COLOCATED):
+            metrics = snapshot.measurements.engines.get(worker.uid)
+            running, between = (metrics.running, metrics.inter_token_seconds) if metrics else (None, None)
+            if not running or not between:
+                continue
+            tabulated = decode_seconds(policy.table, running, load.context_tokens)
+            if worker.role is Role.DECODE:
+                self._scales.append(between / tabulated)
+            else:
+                self._excesses.append(between - self._scale * tabulated)
 
     def _refit(self, snapshot: Snapshot, policy: Policy) -> None:
         """S, r, ΔL, θ, A, b and t_pre of the step that ended (or of what there is, the first time)."""
         load = load_of(snapshot, policy)
         if load is None or not self._decoding or not self._slowest_turns:
             return
-        table, batch = table_of(snapshot, policy), snapshot.batch
+        self._scale = clamp(median(self._scales) or self._scale, 0.2, 5.0)
+        self._excess = self._excess if not self._excesses else median(self._excesses) or 0.0
+        table, batch = policy.table.scaled(self._scale), snapshot.batch
         size = trajectories(snapshot, policy) if batch is None else batch.groups * batch.group_size
         if policy.window is not None and policy.window > 0:
             size = min(size, policy.window)
@@ -107,6 +134,7 @@ class PaperRule:
         missed = max(load.missed(route), 0.0)
         self._appended = load.appended_tokens + missed
         new = self._appended + load.retained_share * load.generated_tokens
+        per_token = prefill_seconds(table, new, max(load.context_tokens - new, 0.0)) / new
         decoding = sum(self._decoding) / len(self._decoding)
         turns = float(self._slowest_turns)
         self._model = PaperModel(
@@ -116,16 +144,20 @@ class PaperRule:
             generated_tokens=load.generated_tokens,
             decode_fixed_seconds=one - slope,
             decode_per_sequence_seconds=slope,
-            prefill_per_token_seconds=prefill_seconds(table, new, max(load.context_tokens - new, 0.0)) / new,
+            prefill_per_token_seconds=per_token,
             environment_seconds=turns * load.environment_seconds,
-            overlap_seconds=self.overlap_seconds,
+            overlap_seconds=self.overlap_factor * self._overlap(load, self._appended * per_token, crowd),
             bubble_ratio=(1.0 - decoding) / decoding,
             kv_bytes_per_token=table.kv_bytes_per_token or 0.0,
             transfer_bytes_per_second=table.transfer_bytes_per_second,
             sequence_tokens=load.context_tokens,
             worker_kv_tokens=table.kv_capacity_tokens,
         )
-        self._slowest_turns, self._decoding = 0, []
+        self._slowest_turns, self._decoding, self._scales, self._excesses = 0, [], [], []
+
+    def _overlap(self, load: Workload, prefill: float, crowd: float) -> float:
+        """T_over: a turn's excess over decode, less the prefills of all sequences of its worker."""
+        return max(0.0, self._excess * load.generated_tokens - prefill * crowd)
 
     def _seconds(self, shape: Shape) -> float:
         """Of a shape; a colocated worker saw what it generated, so retained tokens are not new to it."""

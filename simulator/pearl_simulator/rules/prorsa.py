@@ -16,7 +16,7 @@ from pearl_planner.engine_model import decode_seconds, prefill_seconds
 from pearl_planner.facts import sizes
 from pearl_planner.shapes import carried_shape
 from pearl_planner.types import Mode, Role, Shape
-from pearl_simulator.rules.base import NoLoans, decision, load_of, present_shape, serving, table_of
+from pearl_simulator.rules.base import NoLoans, decision, load_of, present_shape, remote_tokens, serving, table_of
 
 if TYPE_CHECKING:
     from pearl_planner.decide import Decision
@@ -29,17 +29,15 @@ if TYPE_CHECKING:
 class Demand:
     """What the next seconds ask of a fleet, whatever its split."""
 
-    horizon_seconds: float
     prefill_seconds: float
     """Of one worker."""
     decode_tokens: float
     sequences: float
-    """That decode, on average over the horizon."""
+    """That decode now or will: at least 1."""
 
-    def loads(self, prefill: int, decode: int, step_seconds: float) -> tuple[float, float]:
-        """Demand over capacity of both stages; `step_seconds` is the decode step of this many decode workers."""
-        capacity = self.horizon_seconds * max(self.sequences, float(decode)) / step_seconds
-        return self.prefill_seconds / (prefill * self.horizon_seconds), self.decode_tokens / capacity
+    def clearing_seconds(self, prefill: int, step_seconds: float) -> tuple[float, float]:
+        """Demand over capacity of both stages; `step_seconds` is the decode step of the split."""
+        return self.prefill_seconds / prefill, self.decode_tokens * step_seconds / self.sequences
 
 
 @dataclass(slots=True)
@@ -75,7 +73,8 @@ class ProrsaRule(NoLoans):
 
         def worst(shape: Shape) -> float:
             each = max(demand.sequences / shape.decode, 1.0)
-            return max(demand.loads(shape.prefill, shape.decode, decode_seconds(table, each, load.context_tokens)))
+            step = decode_seconds(table, each, load.context_tokens)
+            return max(demand.clearing_seconds(shape.prefill, step))
 
         splits = [Shape(0, p, present.workers - p) for p in range(1, present.workers)]
         best = min(splits, key=lambda shape: (worst(shape), shape.prefill))
@@ -92,22 +91,29 @@ class ProrsaRule(NoLoans):
 
 
 def forecast(snapshot: Snapshot, policy: Policy, load: Workload, horizon_seconds: float) -> Demand:
-    """Σ P(environment answers within h | it took t so far) and Σ E[min(tokens left, h / fastest token time)]."""
+    """Σ P(environment answers within h | it took t so far) and Σ E[min(tokens left, h / token time)].
+
+    A turn that ends early within the horizon comes back with its next one, after a mean environment time.
+    """
     table = table_of(snapshot, policy)
     environment = None if snapshot.profile is None else snapshot.profile.environment
     idle = () if snapshot.batch is None else snapshot.batch.unfinished
     waits = [one.idle_seconds for one in idle if one.idle_seconds is not None]
     arriving = sum(returns_within(horizon_seconds, wait, environment) for wait in waits)
     arriving += sum(w.in_flight or 0 for w in serving(snapshot, Role.PREFILL))
-    decoding = float(sum(w.in_flight or 0 for w in serving(snapshot, Role.DECODE, Role.COLOCATED)))
-    new = load.appended_tokens + load.retained_share * load.generated_tokens
-    each = prefill_seconds(table, new, max(load.context_tokens - new, 0.0))
-    fastest = decode_seconds(table, 1.0, load.context_tokens)
+    decoders = serving(snapshot, Role.DECODE, Role.COLOCATED)
+    decoding = float(sum(w.in_flight or 0 for w in decoders))
+    each = max(decoding / max(len(decoders), 1), 1.0)
+    possible = horizon_seconds / decode_seconds(table, each, load.context_tokens)
     generated = None if snapshot.profile is None else snapshot.profile.generated
     left = load.generated_tokens if generated is None else _residual(generated)
-    tokens = decoding * min(left, horizon_seconds / fastest)
-    tokens += arriving * min(load.generated_tokens, horizon_seconds / 2 / fastest)
-    return Demand(horizon_seconds, arriving * each, tokens, decoding + arriving / 2)
+    tokens = decoding * min(left, possible) + arriving * min(load.generated_tokens, possible)
+    again = max(0.0, 1.0 - load.environment_seconds / horizon_seconds)
+    ends = again * max(0.0, decoding * possible / load.generated_tokens - decoding)
+    turns = arriving + again * decoding * min(1.0, possible / left) + ends
+    new = remote_tokens(load)
+    prefill = turns * prefill_seconds(table, new, load.context_tokens - new)
+    return Demand(prefill, tokens + ends * load.generated_tokens, max(decoding + arriving / 2, 1.0))
 
 
 def returns_within(horizon_seconds: float, waited_seconds: float, environment: Moments | None) -> float:
