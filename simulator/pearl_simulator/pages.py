@@ -33,7 +33,7 @@ def write(results: Path, out: Path) -> list[Path]:
         report, version, command = load_json(file)
         written += draw(report, out)
         page = out / f"{report.experiment}.md"
-        page.write_text(_page(report, version, command, _why(out, report.experiment)))
+        page.write_text(markdown_page(report, version, command, explanation(out, report.experiment)))
         written.append(page)
         index.append(f"- [{report.title}]({page.name}): `{command}`")
     readme = out / "README.md"
@@ -43,12 +43,14 @@ def write(results: Path, out: Path) -> list[Path]:
     return [*written, readme]
 
 
-def _why(out: Path, experiment: str) -> str:
+def explanation(out: Path, experiment: str) -> str:
+    """What a person wrote about an experiment; empty without."""
     file = out / WHY / f"{experiment}.md"
     return file.read_text().strip() if file.exists() else ""
 
 
-def _page(report: Report, version: str, command: str, why: str) -> str:
+def markdown_page(report: Report, version: str, command: str, why: str) -> str:
+    """The page of one experiment, its plots beside it."""
     parts = [f"# {report.title}", report.about]
     parts += [f"![{plot.title}]({report.experiment}-{plot.name}.svg)" for plot in report.plots]
     if report.findings:
