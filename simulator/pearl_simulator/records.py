@@ -45,7 +45,20 @@ class Records:
 
     def trajectory(self, job: Job, cause: str) -> None:
         """A trajectory is over."""
-        self._news.append(TrajectoryRecord(job.name, job.turn, job.group.name, cause=cause))
+        script = job.script
+        made = script.turns[: job.turn]
+        self._news.append(
+            TrajectoryRecord(
+                trajectory=job.name,
+                turns=job.turn,
+                group=job.group.name,
+                cause=cause,
+                generated_tokens=sum(turn.generated_tokens for turn in made),
+                appended_tokens=sum(turn.appended_tokens for turn in made[1:]),
+                reset_seconds=script.reset_seconds,
+                reward_seconds=made[-1].environment_seconds if len(made) == len(script.turns) else None,
+            )
+        )
 
     def profile(self) -> Profile | None:
         """With everything up to now."""
