@@ -59,7 +59,7 @@ class DynamoRule(NoLoans):
         load = load_of(snapshot, policy)
         due = self._adjusted_at is None or snapshot.now - self._adjusted_at >= self.interval_seconds
         top = room.fixed + room.elastic_high
-        if top < self.colocated_below or top < 2:  # noqa: PLR2004 - two stages need two workers
+        if top < self.colocated_below or top < 2 or Mode.DISAGGREGATED not in policy.modes:  # noqa: PLR2004 - two stages need two workers
             return decision(snapshot, policy, room.elastic_high, Shape(colocated=top), "aggregated")
         if load is None or not due:
             count = top if load is None else room.fixed + room.elastic_kept
