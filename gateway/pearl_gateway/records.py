@@ -59,6 +59,7 @@ class Recorder:
     def trajectory(self, trajectory: Trajectory) -> None:
         """One ended trajectory into the profile and the export."""
         cause = "finished" if trajectory.state == "finished" else trajectory.cause or "aborted"
+        answered_at = trajectory.idle_since
         if trajectory.turns_done:
             self._add(
                 TrajectoryRecord(
@@ -67,6 +68,8 @@ class Recorder:
                     group=trajectory.group,
                     kind=trajectory.traffic,
                     cause=cause,
+                    generated_tokens=sum(end - start for start, end in trajectory.generated),
+                    reward_seconds=None if answered_at is None else max(0.0, self._clock() - answered_at),
                 )
             )
         if self._storage is not None:
