@@ -8,27 +8,41 @@ from typing import TYPE_CHECKING
 
 from pearl_planner import explain
 from pearl_planner.assign import assign, stays
-from pearl_planner.choose import FINALISTS, Verdict, judge, rival_memory, switch_cost_seconds, with_cost
+from pearl_planner.choose import (
+    FINALISTS,
+    Verdict,
+    faded_threshold,
+    judge,
+    rival_memory,
+    switch_cost_seconds,
+    with_cost,
+)
 from pearl_planner.engine_model import sane_table
-from pearl_planner.evaluate import Situation, candidates, coarse, grid
+from pearl_planner.evaluate import Situation, candidates, coarse, contenders, grid
 from pearl_planner.facts import Sizes, fleet, missing_data, sizes
-from pearl_planner.feeding import trainer_floor_seconds, whole_batch
+from pearl_planner.feeding import rounds_of, trainer_floor_seconds
 from pearl_planner.gates import Count, elastic_count
+from pearl_planner.lengths import lengths
 from pearl_planner.makespan import remainder
 from pearl_planner.numbers import known_count
 from pearl_planner.predict import workload
 from pearl_planner.profile import Profile
+from pearl_planner.scale import corrected
 from pearl_planner.shapes import carried_shape, may_be, shape_of
 from pearl_planner.types import Feeding, Memory, Mode, Reason, Shape, Zone
 
 if TYPE_CHECKING:
-    from pearl_planner.predict import Forecast, Workload
+    from pearl_planner.engine_model import EngineTable
+    from pearl_planner.predict import Forecast
     from pearl_planner.types import Policy, Prediction, Snapshot, Worker
 
 PRICED = 2
 """The best and its best rival always have a price, others only if they beat the present shape."""
+SCREEN_SHARE = 0.8
 MOST_ERROR = 0.5
 ERROR_GRID = 0.2
+YOUNG_ERROR = 0.4
+"""Relative error of the mean turn before any trajectory ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,46 +70,47 @@ def situation(snapshot: Snapshot, policy: Policy) -> Situation | tuple[Reason, s
     alive = _trajectories(snapshot, policy)
     if alive == 0:
         return Reason.IDLE, "no trajectory is in flight"
-    feeding = None if snapshot.batch is None else snapshot.memory.feeding
-    barrier = snapshot.batch is not None and feeding is not Feeding.REFILL
-    load = _load(snapshot, snapshot.profile, alive, barrier=barrier)
+    feeding = None if snapshot.batch is None else snapshot.memory.feeding or Feeding.BARRIER
+    barrier = feeding is Feeding.BARRIER
+    waiting = snapshot.trainer.ready_trajectories if snapshot.trainer and not barrier else None
+    load = workload(snapshot.profile, alive + (waiting or 0), None)
     if load is None:
         return Reason.NO_DATA, "too few turns measured"
+    floor = 0.0 if barrier else trainer_floor_seconds(snapshot, policy, load.turns_per_trajectory)
     return Situation(
-        load=load,
-        whole=_whole(snapshot, snapshot.profile, load),
-        table=policy.table.scaled(grid(snapshot.memory.model_scale or 1.0)),
+        load=coarse(load),
+        table=_table(policy, snapshot.memory),
         policy=policy,
         memory=snapshot.memory,
         window=known_count(policy.window) or None,
         feeding=feeding,
-        floor_seconds=0.0 if barrier else grid(trainer_floor_seconds(snapshot, policy)),
+        rounds=_rounds(snapshot, snapshot.profile) if barrier else (),
+        floor_seconds=grid(floor),
         errors=_errors(snapshot.profile),
     )
 
 
-def _load(snapshot: Snapshot, profile: Profile, alive: int, *, barrier: bool) -> Workload | None:
-    """The rest of the batch, or the steady state with what would be in flight if nothing waited for the trainer."""
-    if barrier and snapshot.batch is not None:
-        found = workload(profile, alive, remainder(profile, snapshot.batch))
-    else:
-        waiting = snapshot.trainer.ready_trajectories if snapshot.trainer else None
-        found = workload(profile, alive + (waiting or 0), None)
-    return None if found is None else coarse(found)
+def _table(policy: Policy, memory: Memory) -> EngineTable:
+    """As measured, on the grid."""
+    scale = None if memory.model_scale is None else grid(memory.model_scale)
+    table = corrected(policy.table, replace(memory, model_scale=scale))
+    return replace(table, interference_seconds=grid(table.interference_seconds))
 
 
-def _whole(snapshot: Snapshot, profile: Profile, load: Workload) -> Workload:
-    """What sizes are judged by: the tail of a batch needs few workers, the next one needs them again."""
-    if load.rest is None or snapshot.batch is None or not _elastic(snapshot):
-        return load
-    batch = whole_batch(snapshot.batch)
-    found = workload(profile, batch.groups * batch.group_size, remainder(profile, batch))
-    return load if found is None else coarse(found)
+def _rounds(snapshot: Snapshot, profile: Profile) -> tuple[tuple[int, float], ...]:
+    """Of a whole batch like the open one; empty where sizes are not to be decided, or nobody knows how long it is."""
+    room, known, batch = sizes(snapshot), lengths(profile), snapshot.batch
+    if batch is None or known is None or room.elastic_high <= room.elastic_low:
+        return ()
+    return rounds_of(known.shares, batch.groups * batch.group_size)
 
 
-def _elastic(snapshot: Snapshot) -> bool:
-    room = sizes(snapshot)
-    return room.elastic_high > room.elastic_low
+def exact(snapshot: Snapshot, known: Situation) -> Situation:
+    """The same situation comparing the rest of the open batch, where it has an end of its own."""
+    if known.feeding is not Feeding.BARRIER or snapshot.batch is None or snapshot.profile is None:
+        return known
+    rest = remainder(snapshot.profile, snapshot.batch)
+    return known if rest is None else replace(known, load=replace(known.load, rest=rest))
 
 
 def _errors(profile: Profile) -> tuple[tuple[str, float], ...]:
@@ -105,10 +120,12 @@ def _errors(profile: Profile) -> tuple[tuple[str, float], ...]:
         "generated_tokens": profile.generated,
         "environment_seconds": profile.environment,
     }
+    # Early turns differ from late ones: as long as few trajectories ended, the mean turn is one of early turns.
+    young = YOUNG_ERROR**2 / (1.0 + profile.effective_trajectories)
     found = []
     for name, moments in fields.items():
-        if moments.count > 1 and moments.mean > 0 and moments.variance > 0:
-            error = math.sqrt(moments.variance / moments.count) / moments.mean
+        if moments.count > 1 and moments.mean > 0:
+            error = math.sqrt(moments.variance / moments.count / moments.mean**2 + young)
             found.append((name, min(grid(error, ERROR_GRID), MOST_ERROR)))
     return tuple(found)
 
@@ -158,19 +175,43 @@ def _predicted(snapshot: Snapshot, policy: Policy, known: Situation, room: Sizes
         if count.elastic > here and _coalescing(snapshot, policy):
             count = Count(here, Reason.COOLING_DOWN)
     target_sizes = room.with_elastic(count.elastic)
-    present = known.forecast(carried_shape(wanted, room.fixed + count.elastic, policy))
-    priced = _priced(snapshot, known, target_sizes, present)
-    verdict = judge(present, priced, known, now=now)
-    if (forced or count.elastic != here) and priced:
-        verdict = Verdict(min(priced, key=known.seconds), Reason.APPLIED, verdict.finalists)
-    elif verdict.reason is Reason.APPLIED and dwell_left > 0:
+    shape = carried_shape(wanted, room.fixed + count.elastic, policy)
+    free = forced or count.elastic != here
+    verdict, present = _judged(snapshot, known, target_sizes, shape, free=free)
+    if verdict.reason is Reason.APPLIED and dwell_left > 0 and not free:
         verdict = replace(verdict, chosen=present, reason=Reason.COOLING_DOWN)
     message = explain.compared(verdict, present, snapshot.profile or Profile(), dwell_left)
     reason = _final_reason(snapshot, policy, verdict, count.elastic - here, count.reason)
     finalists = tuple(one.prediction for one in verdict.finalists)
     memory = _remembered(snapshot, verdict, count, judged=dwell_left <= 0 or forced)
-    shape = verdict.chosen.prediction.shape
-    return Decision(target_sizes, shape, reason, message, finalists, verdict.chosen, memory)
+    return Decision(target_sizes, verdict.chosen.prediction.shape, reason, message, finalists, verdict.chosen, memory)
+
+
+def _judged(
+    snapshot: Snapshot, known: Situation, target_sizes: dict[Zone, int], shape: Shape, *, free: bool
+) -> tuple[Verdict, Forecast]:
+    """The verdict, and the forecast of the present shape. `free`: the best without thresholds.
+
+    The rest of a batch is predicted only where some shape could win in it, and only for those.
+    """
+    now = snapshot.now
+    near, rest = candidates(known, shape.workers, near=shape), known
+    if known.feeding is Feeding.BARRIER:
+        rivals = contenders(known, shape, lambda one: 0.0 if free else _least(one, shape, known, now))
+        if rivals or free:
+            rest = exact(snapshot, known)
+            near = [rest.forecast(one) for one in (shape, *rivals[: FINALISTS - 1])]
+    present = rest.forecast(shape)
+    priced = _priced(snapshot, rest, target_sizes, present, near)
+    verdict = judge(present, priced, rest, now=now)
+    if free and priced:
+        verdict = Verdict(min(priced, key=rest.seconds), Reason.APPLIED, verdict.finalists)
+    return verdict, present
+
+
+def _least(one: Shape, present: Shape, known: Situation, now: float) -> float:
+    """Share by which a shape must be better in some round; a little less than in their sum."""
+    return SCREEN_SHARE * faded_threshold(one, present, known, now)
 
 
 def _remembered(snapshot: Snapshot, verdict: Verdict, count: Count, *, judged: bool) -> Memory:
@@ -182,16 +223,17 @@ def _remembered(snapshot: Snapshot, verdict: Verdict, count: Count, *, judged: b
     return replace(memory, surplus_since=since if count.surplus else None)
 
 
-def _priced(snapshot: Snapshot, known: Situation, target_sizes: dict[Zone, int], present: Forecast) -> list[Forecast]:
+def _priced(
+    snapshot: Snapshot, known: Situation, target_sizes: dict[Zone, int], present: Forecast, found: list[Forecast]
+) -> list[Forecast]:
     """The best candidates; those that matter with what it costs to get there from the roles that workers have now."""
     shape, limit = present.prediction.shape, known.seconds(present)
-    found = candidates(known, shape.workers, near=shape)[:FINALISTS]
     workers = fleet(snapshot)
     return [
         with_cost(one, _price(snapshot, known, target_sizes, one, workers))
         if one.prediction.shape != shape and (place < PRICED or known.seconds(one) < limit)
         else one
-        for place, one in enumerate(found)
+        for place, one in enumerate(sorted(found, key=known.seconds)[:FINALISTS])
     ]
 
 

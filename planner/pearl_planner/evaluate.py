@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pearl_planner.engine_model import EngineTable
     from pearl_planner.predict import Workload
 
-GRID = 0.02
+GRID = 0.04
 """Relative width of the grid."""
 EXACT_TRAJECTORIES = 32
 """Counts up to this are not rounded."""
@@ -35,14 +35,16 @@ class Situation:
     """What every comparison of one decision shares."""
 
     load: Workload
-    """What is compared now: the rest of the batch, or the steady state."""
-    whole: Workload
-    """What sizes are judged by: a batch from its beginning, or the steady state."""
+    """What is compared: the steady state of what is in flight, or (`decide.exact`) the rest of the batch."""
     table: EngineTable
     policy: Policy
     memory: Memory
     window: int | None
     feeding: Feeding | None = None
+    """None = no batch is open."""
+    rounds: tuple[tuple[int, float], ...] = ()
+    """(trajectories alive, rounds in which about so many are) of a batch from its beginning, with a barrier; sizes are
+    judged by it, since the tail of a batch needs few workers but the next one needs them again. Empty = steady."""
     floor_seconds: float = 0.0
     """Seconds per turn that the trainer can consume at most; being faster helps nobody. 0 = no such limit."""
     errors: tuple[tuple[str, float], ...] = ()
@@ -50,13 +52,17 @@ class Situation:
 
     @property
     def steady(self) -> bool:
-        """Whether rates are compared, not the rest of a batch."""
-        return self.load.rest is None
+        """Whether batches follow each other without a gap, as far as is known."""
+        return self.feeding is not Feeding.BARRIER
 
     def forecast(self, shape: Shape, load: Workload | None = None) -> Forecast:
         """Prediction of one shape, for `load` where it is given."""
         present = self.memory.local_append_tokens
         return _forecast(shape, load or self.load, self.table, self.window, present)
+
+    def with_alive(self, count: int) -> Workload:
+        """The steady state of so many in flight."""
+        return replace(self.load, trajectories=count, rest=None)
 
     def seconds(self, forecast: Forecast) -> float:
         """What is compared: seconds per turn or per batch; no less than the trainer takes where it runs beside."""
@@ -82,6 +88,9 @@ def coarse(load: Workload) -> Workload:
         missed_tokens=tuple((route, grid(tokens)) for route, tokens in load.missed_tokens),
         appended_bins=tuple(round(count / bins, 2) for count in load.appended_bins) if bins > 0 else load.appended_bins,
         trajectories=coarse_count(load.trajectories),
+        progress=tuple((turn, grid(context), grid(appended)) for turn, context, appended in load.progress),
+        turns_per_trajectory=None if load.turns_per_trajectory is None else grid(load.turns_per_trajectory),
+        edge_seconds=grid(load.edge_seconds),
         error=0.0,
     )
 
@@ -146,7 +155,35 @@ def _descend(at: Callable[[int], float], start: int, *, low: int, high: int) -> 
     return best
 
 
-def best_seconds(situation: Situation, count: int, *, near: Shape | None = None, load: Workload | None = None) -> float:
-    """What the best shape of `count` workers needs."""
-    found = candidates(situation, count, near=near, load=load)
-    return situation.seconds(found[0]) if found else math.inf
+def best_seconds(situation: Situation, count: int, *, near: Shape | None = None) -> float:
+    """What the best shape of `count` workers needs per turn, or for a whole batch as it thins out."""
+    if not situation.rounds:
+        found = candidates(situation, count, near=near)
+        return situation.seconds(found[0]) if found else math.inf
+    total = 0.0
+    for alive, rounds in situation.rounds:
+        found = candidates(situation, count, near=near, load=situation.with_alive(alive))
+        total += rounds * alive * (found[0].value_seconds if found else math.inf)
+    return total
+
+
+def levels(alive: int) -> tuple[int, ...]:
+    """How many are alive at some moments while `alive` trajectories thin out."""
+    return tuple(sorted({max(1, coarse_count(alive) // 4**k) for k in range(4)} | {1}, reverse=True))
+
+
+def contenders(situation: Situation, present: Shape, threshold: Callable[[Shape], float]) -> list[Shape]:
+    """Shapes of as many workers that beat the present one by the threshold at some moment of the rest, best first.
+
+    The rest of a batch is a sum over rounds, so a shape that is not better by a share in any round is not in the sum.
+    """
+    found: dict[Shape, float] = {}
+    for alive in levels(situation.load.trajectories):
+        load = situation.with_alive(alive)
+        here = situation.forecast(present, load).value_seconds
+        for one in candidates(situation, present.workers, near=present, load=load):
+            shape = one.prediction.shape
+            gain = 1.0 - one.value_seconds / here if math.isfinite(here) else float(math.isfinite(one.value_seconds))
+            if shape != present and gain > threshold(shape):
+                found[shape] = max(gain, found.get(shape, 0.0))
+    return sorted(found, key=lambda shape: (-found[shape], str(shape)))

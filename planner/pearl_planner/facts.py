@@ -150,6 +150,10 @@ def _clean_trainer(trainer: Trainer) -> Trainer:
     )
 
 
+def _clean_seen(seen: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
+    return seen if seen is not None and all(known(one, high=1e9) is not None for one in seen) else None
+
+
 def _clean_memory(memory: Memory) -> Memory:
     return replace(
         memory,
@@ -159,6 +163,8 @@ def _clean_memory(memory: Memory) -> Memory:
         start_cost_seconds=known(memory.start_cost_seconds, high=1e5),
         wake_cost_seconds=known(memory.wake_cost_seconds, high=1e5),
         model_scale=known(memory.model_scale, low=1e-3, high=1e3),
+        decode_scale=known(memory.decode_scale, low=1e-3, high=1e3),
+        colocated_seen=_clean_seen(memory.colocated_seen),
         capacity_changed_at=known(memory.capacity_changed_at),
         elastic_gpus_seen=known_count(memory.elastic_gpus_seen),
         looked_at=known(memory.looked_at),

@@ -5,19 +5,21 @@ docs/models.md, "Barrier and refill" and "TrainerBound".
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from pearl_planner.makespan import MAX_ROUNDS, end_chances
-from pearl_planner.profile import turn_bin
+from pearl_planner.evaluate import coarse_count, grid
 from pearl_planner.routing import batch_size
-from pearl_planner.types import Batch, Feeding
+from pearl_planner.types import Feeding
 
 if TYPE_CHECKING:
-    from pearl_planner.profile import Profile
+    from collections.abc import Sequence
+
     from pearl_planner.types import Policy, Snapshot
 
 SOME_SHARE = 0.05
 """Trajectories beyond the open batch, as a share of it, that are evidence of refill."""
+ROUNDS_GRID = 0.05
 TRAINER_MARGIN = 0.1
 """Rollout must be faster than training by this much before GPUs are given back for it."""
 
@@ -32,36 +34,31 @@ def evident_feeding(snapshot: Snapshot, policy: Policy) -> Feeding | None:
     if batch is None or live is None or batch.started < batch.groups * batch.group_size:
         return None
     size = batch.groups * batch.group_size
-    beyond = live - len(batch.unfinished)
+    beyond = max(live - len(batch.unfinished), batch.started - size)
     if beyond >= max(2.0, SOME_SHARE * size):
         return Feeding.REFILL
     room = policy.window is None or policy.window > len(batch.unfinished)
     return Feeding.BARRIER if room and 2 * batch.finished >= size and beyond <= 0 else None
 
 
-def whole_batch(batch: Batch) -> Batch:
-    """The same batch before it began."""
-    return Batch(batch.step, batch.groups, batch.group_size, batch.need_groups, 0, 0, 0, 0.0, ())
+def rounds_of(shares: Sequence[float], size: int) -> tuple[tuple[int, float], ...]:
+    """(alive, rounds) of a batch of `size` whose trajectories make at most s turns with chance `shares[s]`.
+
+    A round is one more turn of everybody alive; rounds are gathered at `size`, a quarter of it, and so on down to one.
+    """
+    found: dict[int, float] = {}
+    for share in shares[:-1]:
+        alive = max(size * (1.0 - share), 1.0)
+        step = round(math.log(size / alive, 4)) if size > 1 else 0
+        place = max(1, coarse_count(size) // 4**step)
+        found[place] = found.get(place, 0.0) + alive / place
+    return tuple((alive, grid(rounds, ROUNDS_GRID)) for alive, rounds in sorted(found.items(), reverse=True))
 
 
-def turns_per_trajectory(profile: Profile) -> float | None:
-    """Expected turns; None while no trajectory ended."""
-    chances = end_chances(profile)
-    if max(chances, default=0.0) <= 0:
-        return None
-    alive = total = 1.0
-    for turn in range(1, MAX_ROUNDS):
-        alive *= 1.0 - chances[turn_bin(turn)]
-        total += alive
-    return total
-
-
-def trainer_floor_seconds(snapshot: Snapshot, policy: Policy) -> float:
+def trainer_floor_seconds(snapshot: Snapshot, policy: Policy, turns_per_trajectory: float | None) -> float:
     """Seconds per turn below which the trainer is the slower one; 0 = unknown."""
-    trainer, profile = snapshot.trainer, snapshot.profile
-    if trainer is None or not trainer.update_seconds or profile is None:
+    trainer = snapshot.trainer
+    if trainer is None or not trainer.update_seconds or not turns_per_trajectory:
         return 0.0
-    turns = turns_per_trajectory(profile)
-    if turns is None:
-        return 0.0
-    return (1.0 - TRAINER_MARGIN) * trainer.update_seconds / (turns * batch_size(snapshot.batch, policy))
+    turns = turns_per_trajectory * batch_size(snapshot.batch, policy)
+    return (1.0 - TRAINER_MARGIN) * trainer.update_seconds / turns

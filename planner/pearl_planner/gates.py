@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pearl_planner.choose import MIN_SAVING_SECONDS
-from pearl_planner.evaluate import best_seconds
+from pearl_planner.evaluate import best_seconds, candidates
 from pearl_planner.types import Reason, Shape
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class _Values:
     def at(self, elastic: int) -> float:
         if elastic not in self.seen:
             count = self.fixed + elastic
-            self.seen[elastic] = best_seconds(self.situation, count, near=self.near, load=self.situation.whole)
+            self.seen[elastic] = best_seconds(self.situation, count, near=self.near)
         return self.seen[elastic]
 
     def cost(self, elastic: int) -> float:
@@ -142,28 +142,35 @@ def borrow_answer(
 ) -> tuple[bool, str]:
     """Whether to take a loan that adds `added` workers to `count`, and the reason for the trainer.
 
+    `situation` compares the rest of the batch where one is open.
+
     Saved = (window − wake)·(1 − T_with/T_without) − deactivation. Without data, or while no wake was ever measured,
     the loan is taken: idle GPUs cost nothing and the first loan is what measures the cost.
     """
     if situation is None:
         return True, Reason.NO_DATA.value
-    without, with_loan = best_seconds(situation, count), best_seconds(situation, count + added)
+    without, with_loan = _rest_seconds(situation, count), _rest_seconds(situation, count + added)
     if not math.isfinite(without):
         return True, Reason.APPLIED.value
     share = 1.0 - with_loan / without
     if share <= SAME_SHARE:
-        trainer = not situation.steady or without > situation.floor_seconds
-        return False, (Reason.ENVIRONMENT_BOUND if trainer else Reason.TRAINER_BOUND).value
+        trainer = situation.load.rest is None and 0 < situation.floor_seconds >= without
+        return False, (Reason.TRAINER_BOUND if trainer else Reason.ENVIRONMENT_BOUND).value
     wake = wake_seconds(situation.memory, now)
     if wake is None:
         return True, Reason.APPLIED.value
-    windows = [loan.cap_seconds, loan.expected_idle_seconds, None if situation.steady else without]
+    windows = [loan.cap_seconds, loan.expected_idle_seconds, None if situation.load.rest is None else without]
     window = min([one for one in windows if one is not None], default=BORROW_HORIZON_SECONDS)
     # The half stands for the deactivation, which was published as about half of the activation.
     saved = (window - wake) * share - wake / 2
     if saved > MIN_SAVING_SECONDS:
         return True, Reason.APPLIED.value
     return False, Reason.BORROW_NOT_WORTHWHILE.value
+
+
+def _rest_seconds(situation: Situation, count: int) -> float:
+    found = candidates(situation, count)
+    return situation.seconds(found[0]) if found else math.inf
 
 
 def wake_seconds(memory: Memory, now: float) -> float | None:

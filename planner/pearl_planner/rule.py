@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pearl_planner.decide import Decision, decide, situation
+from pearl_planner.decide import Decision, decide, exact, situation
 from pearl_planner.evaluate import Situation
 from pearl_planner.gates import borrow_answer
 
@@ -40,7 +40,8 @@ class PearlRule:
     def answer_loan(self, snapshot: Snapshot, policy: Policy, loan: Loan, count: int, added: int) -> tuple[bool, str]:
         """See `pearl_planner.gates.borrow_answer`."""
         known = situation(snapshot, policy)
-        return borrow_answer(known if isinstance(known, Situation) else None, loan, count, added, now=snapshot.now)
+        rest = exact(snapshot, known) if isinstance(known, Situation) else None
+        return borrow_answer(rest, loan, count, added, now=snapshot.now)
 
 
 PEARL = PearlRule()

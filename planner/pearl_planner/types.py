@@ -287,7 +287,12 @@ class Memory:
     start_cost_seconds: float | None = None
     wake_cost_seconds: float | None = None
     model_scale: float | None = None
-    """Measured over predicted step time; decaying average."""
+    """Measured over predicted step time."""
+    decode_scale: float | None = None
+    """The same of workers that only decode; decaying average."""
+    colocated_seen: tuple[float, float, float] | None = None
+    """Of workers that also prefill: predicted over measured step time, prefills per second and predicted seconds of
+    one; decaying averages."""
     capacity_changed_at: float | None = None
     elastic_gpus_seen: int | None = None
     """Elastic GPUs, used and free, at the last look; a change of it starts the coalescing time."""

@@ -28,7 +28,6 @@ from pearl_planner.types import (
     Memory,
     Mode,
     Plan,
-    Role,
     SetActivity,
     SetRole,
     Snapshot,
