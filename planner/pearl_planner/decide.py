@@ -40,6 +40,7 @@ PRICED = 2
 """The best and its best rival always have a price, others only if they beat the present shape."""
 SCREEN_SHARE = 0.8
 MOST_ERROR = 0.5
+LEAST_MEAN = 1e-6
 ERROR_GRID = 0.2
 YOUNG_ERROR = 0.4
 """Relative error of the mean turn before any trajectory ended."""
@@ -124,7 +125,7 @@ def _errors(profile: Profile) -> tuple[tuple[str, float], ...]:
     young = YOUNG_ERROR**2 / (1.0 + profile.effective_trajectories)
     found = []
     for name, moments in fields.items():
-        if moments.count > 1 and moments.mean > 0:
+        if moments.count > 1 and moments.mean > LEAST_MEAN:
             error = math.sqrt(moments.variance / moments.count / moments.mean**2 + young)
             found.append((name, min(grid(error, ERROR_GRID), MOST_ERROR)))
     return tuple(found)

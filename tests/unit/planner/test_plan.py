@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -145,7 +144,7 @@ def test_an_error_that_moves_both_shapes_alike_cancels() -> None:
 
 
 def test_a_rival_that_stays_ahead_needs_less_and_less() -> None:
-    # 18 % better, threshold 25 % and an error of about 6 %: 25 / (1 + 20/60) = 19 is too much, 25 / (1 + 120/60) = 8 not.
+    # 18 % better, threshold 25 %, error about 6 %: 25 / (1 + 20/60) = 19 is too much, 25 / (1 + 120/60) = 8 is not.
     fleet = started(SPLIT, ratio_threshold=0.25)
     fleet.measurements, fleet.profile = FRESH, turns(150, 60)
     assert fleet.look(seconds=20.0).actions == ()
