@@ -8,7 +8,7 @@ fitted by `python -m pearl_simulator.fit_paper`; docs/results/calibration.md say
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
@@ -42,11 +42,13 @@ class PaperFit:
 
     interference_seconds: float
     """Per prefill on a worker that also decodes."""
+    handoff_seconds: float
+    """Per hand-off of KV, beside its bytes."""
     turn_median: float
     turn_group_sigma: float
     turn_member_sigma: float
     turn_cap: int
-    first_prompt_tokens: int
+    first_prompt_tokens: float
     generated_median: float
     appended_median: float
     tool_median_seconds: float
@@ -94,7 +96,7 @@ def calibration_of(model: str, fit: PaperFit) -> Calibration:
     """The tabulated engine with the paper's way of prefilling: decode waits, and every prefill costs an extra."""
     return Calibration(
         name="paper",
-        table=clean(model).table,
+        table=replace(clean(model).table, transfer_fixed_seconds=fit.handoff_seconds),
         style=PrefillStyle.EXCLUSIVE,
         interference_seconds=fit.interference_seconds,
     )
