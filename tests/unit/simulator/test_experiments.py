@@ -10,14 +10,14 @@ import pytest
 
 from pearl_simulator.experiments import ablate, endtoend, predictor, sensitivity
 from pearl_simulator.experiments.cells import Cell, cells, mean_gpus, scenario
-from pearl_simulator.experiments.common import Row, rows
+from pearl_simulator.experiments.common import Job, Row, flat, rows, simulate
 from pearl_simulator.experiments.makespans import Answer, ranking_right
 from pearl_simulator.experiments.policies import Policy, choice, tuned_file
 from pearl_simulator.experiments.setting import REPORT_SEEDS, Setting
+from pearl_simulator.parallel import Pool
 from pearl_simulator.report import to_json
 
 if TYPE_CHECKING:
-    from pearl_simulator.experiments.common import Job
     from pearl_simulator.experiments.makespans import Question
 
 RATES = {"roll": 100.0, "rlboost+": 200.0, "pearl-paper": 210.0, "pearl": 240.0}
@@ -164,7 +164,14 @@ def test_rows_are_paired_by_seed_in_whatever_order_they_come() -> None:
 
 
 def made_up_row(label: str, seed: int, rate: float) -> Row:
-    from pearl_simulator.experiments.common import Job
 
     job = Job("c", label, "roll", (), scenario(Cell("8B", "S1", "clean"), quick=True), seed)
     return replace(made_up(job), trajectories_per_hour=rate)
+
+
+def test_a_run_is_the_same_in_any_number_of_processes() -> None:
+    base = replace(scenario(Cell("8B", "S1", "clean"), quick=True), horizon_seconds=240.0, warmup_seconds=60.0)
+    jobs = [Job("c", rule, rule, (), base, 1000) for rule in ("rlboost+", "pearl")]
+    alone, spread = Pool(1).map(simulate, jobs, "runs"), Pool(2).map(simulate, jobs, "runs")
+    assert flat(alone) == flat(spread)
+    assert all(one.trajectories_per_hour > 0 and one.gpu_hours > 0 for one in alone)
