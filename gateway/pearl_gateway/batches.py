@@ -81,6 +81,8 @@ class Batches:
         self._wall = wall
         self._storage = storage
         self.by_step: dict[int, Batch] = {}
+        self.refill: bool | None = None
+        """Whether a later batch had begun before the one before was closed, as last seen."""
         for event in storage.read_events() if storage is not None else []:
             self._apply(event)
 
@@ -156,6 +158,10 @@ class Batches:
         batch = self.by_step.get(step) if step is not None else None
         return batch is not None and not batch.closed and name not in batch.consumed and name not in batch.aborted
 
+    def ready(self) -> int:
+        """Finished trajectories that open batches still have to hand out."""
+        return sum(len(one.unconsumed()) for one in self.by_step.values() if not one.closed)
+
     def waits_for(self, name: str) -> bool:
         """Whether any open batch still has to hand out the trajectory."""
         return any(
@@ -194,6 +200,8 @@ class Batches:
         batch, name = self.by_step[event["step"]], event.get("trajectory", "")
         if kind == "start":
             batch.started.add(name)
+            if any(step < event["step"] and not one.closed for step, one in self.by_step.items()):
+                self.refill = True
         elif kind == "finish":
             batch.started.add(name)
             batch.finished[name] = Finished(event["group"], event.get("version"))
@@ -206,3 +214,4 @@ class Batches:
             batch.consumed |= set(event["trajectories"])
         elif kind == "close":
             batch.closed_at = event["time"]
+            self.refill = any(step > event["step"] and one.started for step, one in self.by_step.items())

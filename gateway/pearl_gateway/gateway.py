@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pearl_gateway.batches import Batches
+from pearl_gateway.consumer import Consumer
 from pearl_gateway.engine import EngineClient
 from pearl_gateway.fleet import Fleet, Worker
 from pearl_gateway.journal import restore
@@ -73,6 +74,7 @@ class Gateway:
         self.fleet = Fleet(clock, on_eject=self._probe, on_unready=self._doubt)
         self.text = TextService(self.fleet, self.engine, clock, settings.limits.queue_seconds)
         self.batches = Batches(wall, storage)
+        self.consumer = Consumer()
         if storage is not None:
             storage.needed = self.batches.waits_for
         self.recorder = Recorder(self.tally, storage, clock, storage.read_profile() if storage is not None else None)
@@ -122,6 +124,8 @@ class Gateway:
         """Finished trajectories of a step that were not handed out before."""
         found = [self.export(name) for name in self.batches.consume(step)]
         exports = [one for one in found if one is not None]
+        if exports:
+            self.consumer.fetched(self.clock())
         current = max(self.fleet.versions(), default=0)
         for one in exports:
             self._count_ages(one, current)
@@ -139,6 +143,7 @@ class Gateway:
         if self.routing.on_exceed == "Abort":
             self._abort_stale()
         idle, now = self.settings.limits.idle_seconds, self.clock()
+        self.consumer.wants(self.fleet.wanted_version(), now)
         for one in list(self.sessions.live.values()):
             if one.idle_since is not None and now - one.idle_since > idle:
                 self._ended(self.sessions.end(one.id, aborted=True, reward=None, cause="idle"))

@@ -36,6 +36,8 @@ def gateway_stats(gateway: Gateway, now: float) -> GatewayStats:
         weights_min=min(versions, default=None),
         weights_max=max(versions, default=None),
         ages_at_consumption=dict(gateway.tally.ages_at_consumption),
+        refill=gateway.batches.refill,
+        consumer=gateway.consumer.view(gateway.batches.ready(), now),
     )
 
 

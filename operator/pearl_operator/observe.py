@@ -13,9 +13,11 @@ from pearl_planner.profile import Profile
 from pearl_planner.types import (
     Activity,
     Batch,
+    Feeding,
     Measurements,
     Role,
     Snapshot,
+    Trainer,
     Trajectory,
     Worker,
     WorkerState,
@@ -67,6 +69,8 @@ def snapshot_of(facts: Facts) -> Snapshot:
         batch=_batch(stats) if stats is not None else None,
         target=facts.target,
         memory=facts.memory,
+        trainer=_trainer(stats),
+        feeding=_feeding(stats),
     )
 
 
@@ -152,6 +156,19 @@ def _measurements(facts: Facts) -> Measurements:
         engines=_engines(facts.pods, samples),
         live_trajectories=_live(samples.stats),
     )
+
+
+def _trainer(stats: GatewayStats | None) -> Trainer | None:
+    if stats is None or stats.consumer is None:
+        return None
+    seen = stats.consumer
+    return Trainer(seen.update_seconds, seen.waiting_seconds, seen.ready_trajectories)
+
+
+def _feeding(stats: GatewayStats | None) -> Feeding | None:
+    if stats is None or stats.refill is None:
+        return None
+    return Feeding.REFILL if stats.refill else Feeding.BARRIER
 
 
 def _live(stats: GatewayStats | None) -> int | None:

@@ -193,6 +193,18 @@ class Counters(Message):
     degraded_turns: int = Field(default=0, description="Turns served colocated because one side was missing.")
 
 
+class ConsumerView(Message):
+    """The trainer, as far as fetched trajectories and published weights tell."""
+
+    update_seconds: float | None = Field(
+        default=None, description="From a step's last fetched trajectories to newer weights, decaying average."
+    )
+    waiting_seconds: float | None = Field(
+        default=None, description="Since its weights were published, while nothing was fetched; 0 = it trains."
+    )
+    ready_trajectories: int = Field(default=0, description="Finished in open batches, not fetched yet.")
+
+
 class GatewayStats(Message):
     """One merged view of all gateway processes of a rollout; what the operator observes."""
 
@@ -211,3 +223,8 @@ class GatewayStats(Message):
     weights_min: int | None
     weights_max: int | None
     ages_at_consumption: dict[str, int] = Field(default_factory=dict, description="Age in versions → tokens.")
+    refill: bool | None = Field(
+        default=None,
+        description="Whether trajectories of a later batch start before the one before is closed; None = not seen yet.",
+    )
+    consumer: ConsumerView | None = Field(default=None, description="None = a gateway that does not tell.")

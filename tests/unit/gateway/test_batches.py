@@ -11,6 +11,7 @@ import pytest
 
 from pearl_api.wire.gateway import FinishTrajectory, OpenBatch
 from pearl_gateway.batches import Batches
+from pearl_gateway.consumer import Consumer
 from pearl_gateway.errors import GatewayError
 from pearl_gateway.storage import Storage
 
@@ -182,3 +183,35 @@ def test_step_is_not_reopened_with_other_numbers() -> None:
     batches.open(OpenBatch(step=1, groups=1, group_size=1))
     with pytest.raises(GatewayError, match="use a new step"):
         batches.open(OpenBatch(step=1, groups=2, group_size=1))
+
+
+def test_a_later_batch_that_begins_early_is_refill_and_one_that_waits_is_a_barrier() -> None:
+    batches = Batches(lambda: 0.0)
+    for step in (1, 2, 3):
+        batches.open(OpenBatch(step=step, groups=1, group_size=1))
+    assert batches.refill is None
+    batches.finish(1, FinishTrajectory(trajectory="a", group="g"), None)
+    assert (batches.refill, batches.ready()) == (None, 1)
+    assert batches.consume(1) == ["a"]
+    assert batches.ready() == 0
+    batches.close(1)
+    assert batches.refill is False
+    batches._apply({"event": "start", "step": 3, "trajectory": "b"})
+    assert batches.refill is True
+    batches.close(2)
+    assert batches.refill is True
+
+
+def test_an_update_lasts_from_the_last_fetch_to_newer_weights() -> None:
+    consumer = Consumer()
+    consumer.wants(4, 0.0)
+    assert consumer.view(0, 7.0).waiting_seconds == 7.0
+    consumer.fetched(10.0)
+    consumer.fetched(20.0)
+    assert (consumer.view(3, 25.0).waiting_seconds, consumer.view(3, 25.0).ready_trajectories) == (0.0, 3)
+    consumer.wants(4, 30.0)
+    consumer.wants(5, 120.0)
+    assert (consumer.view(0, 125.0).update_seconds, consumer.view(0, 125.0).waiting_seconds) == (100.0, 5.0)
+    consumer.fetched(130.0)
+    consumer.wants(6, 330.0)  # 100 + 0.3 · (200 − 100)
+    assert consumer.view(0, 330.0).update_seconds == 130.0

@@ -9,7 +9,15 @@ import pytest
 
 from pearl_api import names
 from pearl_api.rollout import PearlRolloutSpec
-from pearl_api.wire.gateway import BatchProgress, Counters, GatewayStats, LiveStates, TrajectoryProgress, WorkerView
+from pearl_api.wire.gateway import (
+    BatchProgress,
+    ConsumerView,
+    Counters,
+    GatewayStats,
+    LiveStates,
+    TrajectoryProgress,
+    WorkerView,
+)
 from pearl_api.wire.worker import WorkerPhase, WorkerState
 from pearl_operator.facts import NodeFact, PodFact, Taint, pod_fact
 from pearl_operator.notices import notice_seconds
@@ -131,8 +139,12 @@ def test_pod_becomes_a_worker() -> None:
         weights_wanted=None,
         weights_min=None,
         weights_max=None,
+        refill=True,
+        consumer=ConsumerView(update_seconds=160.0, waiting_seconds=3.0, ready_trajectories=12),
     )
     seen = snapshot(ready_pod(), Samples(stats=stats, stats_age=1.5))
+    assert seen.trainer == types.Trainer(160.0, 3.0, 12)
+    assert seen.feeding is types.Feeding.REFILL
     worker = seen.workers[0]
     assert (worker.slot, worker.incarnation, worker.gpus) == (1, 4, 2)
     assert (worker.role, worker.role_epoch, worker.acked_epoch) == (types.Role.DECODE, 6, 5)
