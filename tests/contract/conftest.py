@@ -1,12 +1,15 @@
-"""Two real engines with an open gate, and a gateway before them, all on loopback."""
+"""Two engines, real (with an open gate) or emulated, and a gateway before them, all on loopback."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from contextlib import asynccontextmanager
@@ -47,6 +50,11 @@ def free_port() -> int:
         return port
 
 
+def one_request_per_connection() -> httpx.Client:
+    # vLLM closes connections after some answers, and a kept one would then fail the next request.
+    return httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
+
+
 @dataclass
 class RealEngine:
     """One `vllm serve` in a process group of its own."""
@@ -56,6 +64,7 @@ class RealEngine:
     tokens: Path
     url: str = ""
     process: subprocess.Popen[bytes] | None = None
+    client: httpx.Client = field(default_factory=one_request_per_connection)
 
     def start(self) -> None:
         environment = ensure_engine_environment(ROOT, cache_directory(os.environ))
@@ -64,6 +73,7 @@ class RealEngine:
             model_name=MODEL,
             device=Device.CPU,
             max_model_len=2048,
+            lease_seconds=5.0,
             engine_args=("--kv-cache-memory-bytes", str(64 << 20)),
             engine_python=str(environment / "bin" / "python"),
             tokens_directory=self.tokens,
@@ -81,6 +91,10 @@ class RealEngine:
             )
         self.url = f"http://127.0.0.1:{settings.engine_port}"
 
+    def weights(self, model: str) -> Path:
+        """A file that holds the model's weights."""
+        return ensure_model(model, ROOT, cache_directory(os.environ)) / "model.safetensors"
+
     def wait(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
@@ -95,25 +109,33 @@ class RealEngine:
 
     def kill(self) -> None:
         """`kill -9`, children too."""
+        self.client.close()
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
 
     def ask(self, path: str, body: dict[str, Any] | None = None, token: str = "engine") -> httpx.Response:  # noqa: S107
         """The engine itself, past the gateway."""
         headers = {"Authorization": f"Bearer {token}"}
-        return httpx.post(self.url + path, json=body, headers=headers, timeout=60)
+        return self.client.post(self.url + path, json=body, headers=headers)
+
+    def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> httpx.Response:
+        """Any request, with every right; `bytes` are sent as they are."""
+        head = {"Authorization": "Bearer admin", "Content-Type": "application/json", **(headers or {})}
+        content = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        return self.client.request(method, self.url + path, content=content, headers=head)
 
     async def load(self, model: str, version: int) -> None:
         """New weights, as the worker agent brings them in: abort, load, label, go on."""
-        folder = ensure_model(model, ROOT, cache_directory(os.environ))
+        file = self.weights(model)
         async with aiohttp.ClientSession() as session:
             engine = HttpEngineClient(session, self.url, MODEL, "admin")
             await engine.prepare_weight_updates()
             await engine.pause("abort")
             await engine.start_weight_update()
-            await engine.load_weight_files([folder / "model.safetensors"])
+            await engine.load_weight_files([file])
             await engine.finish_weight_update(version)
             assert await engine.reset_prefix_cache()
             await engine.resume()
@@ -126,12 +148,32 @@ class RealEngine:
         return found
 
 
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealEngine]]:
-    folder = tmp_path_factory.mktemp("engines")
+class EmulatedEngine(RealEngine):
+    """The emulator in a process of its own; steps last as long as those of the real one."""
+
+    def start(self) -> None:
+        port = free_port()
+        command = [sys.executable, "-m", "pearl_simulator.emulator", "--port", str(port), "--table", "tiny/cpu"]
+        # As the real one is started, so that the answers can be compared.
+        limits = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "2048"]
+        room = ["--block-size", "32", "--kv-tokens", "65504", "--kv-lease-seconds", "6", "--speed", "2"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *limits, *room], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.url = f"http://127.0.0.1:{port}"
+
+    def weights(self, model: str) -> Path:
+        # It checks that the file is there and goes by the version's number.
+        file = self.tokens / f"{model}.safetensors"
+        file.write_bytes(b"")
+        return file
+
+
+def _pair(kind: type[RealEngine], folder: Path) -> Iterator[list[RealEngine]]:
     (folder / "engine").write_text("engine\n")
-    pair = [RealEngine(name, folder / f"{name}.log", folder) for name in ("a", "b")]
-    say("contract tests: starting two engines")
+    pair = [kind(name, folder / f"{name}.log", folder) for name in ("a", "b")]
+    say(f"contract tests: starting two engines ({kind.__name__})")
     try:
         for one in pair:
             one.start()
@@ -141,6 +183,26 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealEngin
     finally:
         for one in pair:
             one.kill()
+
+
+@pytest.fixture(scope="session")
+def vllm_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealEngine]]:
+    yield from _pair(RealEngine, tmp_path_factory.mktemp("vllm"))
+
+
+@pytest.fixture(scope="session")
+def emulated_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealEngine]]:
+    yield from _pair(EmulatedEngine, tmp_path_factory.mktemp("emulated"))
+
+
+KINDS = [pytest.param("vllm", marks=pytest.mark.engine), pytest.param("emulated")]
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def engines(request: pytest.FixtureRequest) -> list[RealEngine]:
+    """Two engines of one kind: every test runs with both."""
+    pair: list[RealEngine] = request.getfixturevalue(f"{request.param}_engines")
+    return pair
 
 
 @dataclass
@@ -205,7 +267,7 @@ async def served(gateway: Gateway) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def real(engines: list[RealEngine]) -> AsyncIterator[RealBench]:
-    limits = Limits(max_model_len=2048, queue_seconds=60)
+    limits = Limits(max_model_len=2048, queue_seconds=60, kv_lease_seconds=3)
     settings = Settings(
         rollout="r", tokens=Tokens(client="client", engine="engine"), limits=limits, model=MODEL, local_append_tokens=0
     )

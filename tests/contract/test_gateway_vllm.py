@@ -1,4 +1,4 @@
-"""The gateway before real vLLM: the same requests, the same answers, whatever happens in between."""
+"""The gateway before real vLLM and before the emulated engine: the same answers, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from conftest import RealBench
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -125,7 +125,7 @@ async def test_new_weights_in_mid_answer_change_it_and_the_segments_say_where(re
     assert answer[:seam] == second.answer(ids, seam)
     assert answer[seam:] == first.answer(ids + answer[:seam], 400 - seam)
     assert answer[seam:] != second.answer(ids + answer[:seam], 400 - seam)
-    await first.load("tiny", version=2)
+    await asyncio.gather(first.load("tiny", version=2), second.load("tiny", version=2))
 
 
 async def test_client_that_leaves_frees_the_engine(real: RealBench) -> None:

@@ -133,7 +133,10 @@ class EmulatedEngine:
     async def stop(self) -> None:
         """End; connections are closed."""
         if self._server is not None and self._serving is not None:
-            self._server.should_exit = self._server.force_exit = True
+            self._server.should_exit = True
+            if self.engine.dead:  # it died by itself: whoever is inside still gets the error
+                await asyncio.wait([self._serving], timeout=1.0)
+            self._server.force_exit = True
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
             await self._serving

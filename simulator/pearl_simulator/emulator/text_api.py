@@ -199,7 +199,7 @@ class Derenderer:
         state = dict(body.get("stream_state") or {})
         choices = []
         for one in chunk["choices"]:
-            text, state = _next_text(one, state)
+            text, state = _next_text(one, state, chat=chat)
             choices.append(_streamed_choice(one, text, state, chat=chat))
             state["role_sent"] = chat
         found = {
@@ -221,7 +221,7 @@ def _text(choice: Json, request: Json | None) -> str:
     return tokenizer.decode(choice.get("token_ids") or (), keep_special=keep)
 
 
-def _next_text(choice: Json, state: Json) -> tuple[str, Json]:
+def _next_text(choice: Json, state: Json, *, chat: bool) -> tuple[str, Json]:
     """Text that this chunk completes, and the state for the next; a half character is carried."""
     ids = choice.get("token_ids") or []
     carried = list(state.get("prev_tokens") or ())
@@ -237,7 +237,7 @@ def _next_text(choice: Json, state: Json) -> tuple[str, Json]:
         "read_offset": 0,
         "role_sent": bool(state.get("role_sent")),
         "logprob_context_token_ids": context,
-        "logprob_text_offset": int(state.get("logprob_text_offset") or 0) + len(text),
+        "logprob_text_offset": 0 if chat else int(state.get("logprob_text_offset") or 0) + len(text),
         "output_token_ids": [],
         "output_chunk_lens": [],
         "tools_streamed": False,
