@@ -95,13 +95,15 @@ class Calibrated:
         }
 
 
-def calibrate_file(path: Path, base: EngineTable | None = None) -> Calibrated:
+def calibrate_file(path: Path, base: EngineTable | None = None, time: str = "seconds") -> Calibrated:
     """Fit the steps of a JSON-lines file (`.gz` or plain), pulled towards `base` where there is one.
+
+    `time="cpu_seconds"` fits processor time instead, for CPU engines on machines that do other work too.
 
     Raises:
         CalibrationError: the file is missing, empty or malformed, or its steps do not determine the constants.
     """
-    return calibrate(read_steps(path), base, name=path.name)
+    return calibrate(read_steps(path, time), base, name=path.name)
 
 
 def calibrate(steps: Sequence[Step], base: EngineTable | None = None, *, name: str = "calibrated") -> Calibrated:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-FIELDS = ("decodes", "context_tokens", "prefill_tokens", "prefill_pairs", "seconds")
+FIELDS = ("decodes", "context_tokens", "prefill_tokens", "prefill_pairs")
 _BINS_PER_DOUBLING = 8
 
 
@@ -46,24 +46,33 @@ class Step:
         return "decode" if self.decodes else "prefill"
 
 
-def read_steps(path: Path) -> list[Step]:
-    """The steps of a file; raises CalibrationError that names the line."""
+def read_steps(path: Path, time: str = "seconds") -> list[Step]:
+    """The steps of a file, `time` naming the key that tells how long they took (`seconds` or `cpu_seconds`).
+
+    Raises:
+        CalibrationError: the message names the line.
+    """
+    return parse_steps(read_lines(path), path.name, time)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a plain or packed (`.gz`) file; raises CalibrationError that names it."""
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return parse_steps(text.decode().splitlines(), path.name)
+        return text.decode().splitlines()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path}: {error}; give a file of step records") from error
 
 
-def parse_steps(lines: Iterable[str], source: str) -> list[Step]:
+def parse_steps(lines: Iterable[str], source: str, time: str = "seconds") -> list[Step]:
     """One step per line that is not blank."""
-    steps = [_parse(line, f"{source} line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    steps = [_parse(line, f"{source} line {number}", time) for number, line in enumerate(lines, 1) if line.strip()]
     if not steps:
         raise CalibrationError(f"{source} holds no steps: send requests to an engine that records, then copy its file")
     return steps
 
 
-def _parse(line: str, where: str) -> Step:
+def _parse(line: str, where: str, time: str) -> Step:
     try:
         data = json.loads(line)
     except ValueError:
@@ -71,7 +80,7 @@ def _parse(line: str, where: str) -> Step:
     if not isinstance(data, dict):
         raise CalibrationError(f"{where} is no JSON object: each line is one step of the recorder")
     values: dict[str, float] = {}
-    for field in FIELDS:
+    for field in (*FIELDS, time):
         value = known(data.get(field))
         if value is None:
             got = repr(data[field]) if field in data else "nothing"
@@ -79,7 +88,7 @@ def _parse(line: str, where: str) -> Step:
                 f"{where}: {field} must be a finite number of at least 0, got {got}; remove the line"
             )
         values[field] = value
-    step = Step(count=1, **values)
+    step = Step(**{field: values[field] for field in FIELDS}, seconds=values[time], count=1)
     if step.seconds <= 0 or not (step.decodes or step.prefill_tokens):
         raise CalibrationError(f"{where}: a step has work and takes time, this has not; remove the line")
     return step

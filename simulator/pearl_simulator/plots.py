@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +96,9 @@ def _lines(axes: Axes, plot: Plot) -> None:
             axes.errorbar(xs, ys, errors, fmt="none", ecolor=colour, elinewidth=0.9, capsize=2)
     if plot.log_x:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _errors(series: Series, places: Sequence[int]) -> list[list[float]] | None:

@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,17 +95,29 @@ class Recording:
 
     async def sweep(self) -> None:
         """Batch sizes × contexts, chunks × prefixes, and chunks that meet decoding sequences."""
-        began, engine = time.time(), self._clients[0]
-        for sequences, length in _DECODES:
-            await asyncio.gather(*(engine.generate(self.prompt(length), 14) for _ in range(sequences)))
-        for new, prefix in _PREFILLS * 2:
-            await engine.generate(await self._after_cached(engine, new, prefix), 1)
-        for sequences, new, prefix in _MIXED:
-            prompt = await self._after_cached(engine, new, prefix)
-            decoding = [asyncio.create_task(engine.generate(self.prompt(48), 24)) for _ in range(sequences)]
-            await asyncio.sleep(0.2)
-            await asyncio.gather(engine.generate(prompt, 1), *decoding)
+        began = time.time()
+        work = [
+            *(partial(self._decode, *point) for point in _DECODES),
+            *(partial(self._prefill, *point) for point in _PREFILLS * 3),
+            *(partial(self._mixed, *point) for point in _MIXED * 2),
+        ]
+        self._random.shuffle(work)  # what else the machine does must not look like an effect of the sizes
+        for one in work:
+            await one()
         self._close_phase("sweep", began)
+
+    async def _decode(self, sequences: int, length: int) -> None:
+        await asyncio.gather(*(self._clients[0].generate(self.prompt(length), 14) for _ in range(sequences)))
+
+    async def _prefill(self, new: int, prefix: int) -> None:
+        await self._clients[0].generate(await self._after_cached(self._clients[0], new, prefix), 1)
+
+    async def _mixed(self, sequences: int, new: int, prefix: int) -> None:
+        engine = self._clients[0]
+        prompt = await self._after_cached(engine, new, prefix)
+        decoding = [asyncio.create_task(engine.generate(self.prompt(48), 24)) for _ in range(sequences)]
+        await asyncio.sleep(0.2)
+        await asyncio.gather(engine.generate(prompt, 1), *decoding)
 
     async def _after_cached(self, engine: Client, new: int, prefix: int) -> list[int]:
         head = self.prompt(prefix)
@@ -208,7 +221,7 @@ def _write(name: str, phases: Sequence[dict[str, Any]], directories: Sequence[Pa
     output.mkdir(parents=True, exist_ok=True)
     packed = gzip.compress("\n".join(lines).encode() + b"\n", mtime=0)
     (output / f"{name}-steps.jsonl.gz").write_bytes(packed)
-    (output / f"{name}-turns.json").write_text(json.dumps({"phases": phases}, indent=1) + "\n")
+    (output / f"{name}-turns.json").write_text(json.dumps({"phases": phases}, separators=(",", ":")) + "\n")
     say(f"{name}: {len(lines)} steps, {len(packed)} bytes")
 
 

@@ -88,12 +88,14 @@ def test_a_step_is_described_by_its_work() -> None:
 
 def test_seconds_hold_host_work_and_no_waiting_for_requests() -> None:
     now, written = [10.0], []
-    recorder = step_recorder.StepRecorder(written.append, clock=lambda: now[0], wall=lambda: 1000.0 + now[0])
+    recorder = step_recorder.StepRecorder(
+        written.append, clocks=lambda: (now[0], now[0] / 4), wall=lambda: 1000.0 + now[0]
+    )
     scheduler = Scheduler()
 
     def step(began: float, ended: float, *, left: int, tokens: int = 1) -> None:
         plan = Plan(known={"a": 5}, num_scheduled_tokens={"a": tokens} if tokens else {})
-        recorder.scheduled(plan, began)
+        recorder.scheduled(plan, (began, began / 4))
         now[0], scheduler.running = ended, left
         recorder.updated(scheduler, plan)
 
@@ -104,15 +106,15 @@ def test_seconds_hold_host_work_and_no_waiting_for_requests() -> None:
     step(90.3, 90.3, left=1, tokens=0)  # waited for a transfer: no work, no record
     step(91.0, 91.1, left=0)
     assert [round(record["seconds"], 6) for record in written] == [0.5, 0.5, 0.2, 0.25, 0.1]
-    assert written[0]["at"] == 1010.5
+    assert (written[0]["at"], written[0]["cpu_seconds"]) == (1010.5, 0.125)
 
 
 def test_steps_that_overlap_are_told_apart() -> None:
     now, written = [0.0], []
-    recorder = step_recorder.StepRecorder(written.append, clock=lambda: now[0], wall=lambda: 0.0)
+    recorder = step_recorder.StepRecorder(written.append, clocks=lambda: (now[0], now[0] / 4), wall=lambda: 0.0)
     first, second = (Plan(known={"a": k}, num_scheduled_tokens={"a": 1}) for k in (10, 20))
-    recorder.scheduled(first, 0.0)
-    recorder.scheduled(second, 0.1)
+    recorder.scheduled(first, (0.0, 0.0))
+    recorder.scheduled(second, (0.1, 0.025))
     for at, plan in ((1.0, first), (1.8, second)):
         now[0] = at
         recorder.updated(Scheduler(), plan)

@@ -8,7 +8,8 @@ process is after the forward pass. They also cost a log line per step.
 
 A step's seconds run from the end of the step before, or from its own scheduling if the engine was idle, to the end
 of its own `update_from_output`: host work is inside, waiting for requests is not. That holds for asynchronous
-scheduling too, where steps overlap.
+scheduling too, where steps overlap. `cpu_seconds` is the processor time that the loop's thread used meanwhile: on a
+GPU the host's share, on a CPU with one thread the step without what other programs took.
 
 One JSON object a line (`worker_image/README.md` explains the keys) in `steps-RANK.jsonl`; at half of the size limit
 the file becomes `steps-RANK.1.jsonl` and a new one begins, so the newest steps are always there and disk is bounded.
@@ -60,36 +61,43 @@ class StepLog:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | how, 0o644)
 
 
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.thread_time()
+
+
 class StepRecorder:
     """Follows one scheduler: `scheduled` after it planned a step, `updated` when the step's results are in."""
 
     def __init__(
         self,
         write: Callable[[dict[str, Any]], None],
-        clock: Callable[[], float] = time.perf_counter,
+        clocks: Callable[[], tuple[float, float]] = _clocks,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._write = write
-        self._clock = clock
+        self._clocks = clocks
         self._wall = wall
-        self._planned: deque[tuple[Any, float, dict[str, Any]]] = deque(maxlen=_PLANNED_STEPS)
-        self._last_end: float | None = None  # None: nothing was left to do when the last step ended
+        self._planned: deque[tuple[Any, tuple[float, float], dict[str, Any]]] = deque(maxlen=_PLANNED_STEPS)
+        self._last_end: tuple[float, float] | None = None  # None: nothing was left to do when the last step ended
 
-    def scheduled(self, output: Any, began: float) -> None:
-        """`output` was planned; planning began at `began` on the clock."""
+    def scheduled(self, output: Any, began: tuple[float, float]) -> None:
+        """`output` was planned; planning began at `began` on the clocks (real time, the thread's processor time)."""
         if output.total_num_scheduled_tokens > 0:
             self._planned.append((output, began, describe(output)))
 
     def updated(self, scheduler: Any, output: Any) -> None:
         """The step of `output` is over."""
-        end = self._clock()
+        end = self._clocks()
         running, waiting = scheduler.get_request_counts()
         for position, (planned, began, work) in enumerate(self._planned):
             if planned is output:
                 del self._planned[position]
-                seconds = end - (began if self._last_end is None else self._last_end)
+                start = began if self._last_end is None else self._last_end
+                seconds, processor = (round(b - a, 7) for a, b in zip(start, end, strict=True))
                 state = {"running": running, "waiting": waiting, "kv_usage": round(scheduler.get_kv_cache_usage(), 5)}
-                self._write({"at": round(self._wall(), 4), "seconds": round(seconds, 7), **work, **state})
+                self._write(
+                    {"at": round(self._wall(), 4), "seconds": seconds, "cpu_seconds": processor, **work, **state}
+                )
                 break
         # After a step without tokens the engine sleeps a little, so the next one starts with its own scheduling.
         busy = running + waiting > 0 and output.total_num_scheduled_tokens > 0
@@ -147,7 +155,7 @@ def wrap(scheduler_class: Any, directory: Path, limit_bytes: int) -> None:
 
     @functools.wraps(plain_schedule)
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
+        began = _clocks()
         output = plain_schedule(self, *args, **kwargs)
         _guarded(self, lambda recorder: recorder.scheduled(output, began))
         return output
