@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from pearl_simulator import calibrations
 from pearl_simulator.capacity import segments
 from pearl_simulator.types import Fleet, Router, Scenario, Training
-from pearl_simulator.workloads import presets
 
 if TYPE_CHECKING:
     from pearl_simulator.capacity import Segment
+    from pearl_simulator.drawn import DrawnWorkload
     from pearl_simulator.types import Calibration
 
 MODELS = {"8B": "Qwen/Qwen3-8B", "30B-A3B": "Qwen/Qwen3-30B-A3B"}
@@ -24,7 +24,6 @@ SEGMENTS = ("S1", "S2", "S3")
 CALIBRATIONS = ("paper", "clean")
 WINDOW = 64
 """Of the headline: one batch in flight."""
-WORKLOAD = "swe-pearl-1"
 UPDATE_SECONDS = 82.0
 """One update on 16 training GPUs: the PEARL paper's 163.8 s on 8, halved."""
 FULL_SECONDS, FULL_WARMUP_SECONDS = 7200.0, 900.0
@@ -63,6 +62,11 @@ def calibrated(calibration: str, model: str) -> Calibration:
     return calibrations.clean(MODELS[model]) if calibration == "clean" else calibrations.paper(MODELS[model])
 
 
+def workload(model: str) -> DrawnWorkload:
+    """Of both calibrations, so that only the engines differ: the one that was fitted together with `paper`."""
+    return calibrations.paper_workload(MODELS[model])
+
+
 def segment(name: str) -> Segment:
     """S1, S2 or S3."""
     return next(one for one in segments() if one.name == name)
@@ -72,7 +76,7 @@ def scenario(cell: Cell, *, quick: bool) -> Scenario:
     """What every elastic policy of the cell meets."""
     return Scenario(
         name=cell.key,
-        workload=presets()[WORKLOAD],
+        workload=workload(cell.model),
         calibration=calibrated(cell.calibration, cell.model),
         training=Training(UPDATE_SECONDS),
         horizon_seconds=QUICK_SECONDS if quick else FULL_SECONDS,

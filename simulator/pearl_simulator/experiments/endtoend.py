@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pearl_simulator.experiments.bounds import BOUND, bound_row, bound_rows
-from pearl_simulator.experiments.cells import CALIBRATIONS, UPDATE_SECONDS, WINDOW, WORKLOAD, Cell, cells, scenario
+from pearl_simulator.experiments.cells import CALIBRATIONS, UPDATE_SECONDS, WINDOW, Cell, cells, scenario
 from pearl_simulator.experiments.common import Job, Rows, flat, rows, simulate, throughput
 from pearl_simulator.experiments.endtoend_tables import BOUND_WORKLOADS, CLAIRVOYANT, findings, plots, tables
 from pearl_simulator.experiments.policies import POLICIES, jobs, named, tuned_file
@@ -86,7 +86,7 @@ def bound_workload_jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
     for name in BOUND_WORKLOADS:
         for job in jobs(cell, named(("rlboost+", "pearl")), seeds, quick=quick):
             slow = Training(SLOW_UPDATE_SECONDS if name == "trainer-bound" else UPDATE_SECONDS)
-            workload = presets()["environment-bound" if name == "environment-bound" else WORKLOAD]
+            workload = presets()["environment-bound" if name == "environment-bound" else "swe-pearl-1"]
             changed = replace(job.scenario, name=name, workload=workload, training=slow)
             found.append(replace(job, cell=name, scenario=changed))
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pearl_simulator.experiments.cells import MODELS, calibrated
 from pearl_simulator.experiments.common import Job, Rows, rows
+from pearl_simulator.experiments.policies import tuned
 from pearl_simulator.statistics import Interval, mean_interval
 from pearl_simulator.types import Feeding, Fleet, Router, Scenario, Training
 from pearl_simulator.workloads import random_workload
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from pearl_simulator.experiments.common import Row
     from pearl_simulator.parallel import Pool
 
-SIMPLE = ("rlboost+", "ratio:1P3D", "ratio:1P1D", "ratio:3P1D")
-"""Colocated, and fixed proportions of prefill and decode."""
+SIMPLE = ("rlboost+", "ratio:1P3D", "ratio:1P1D", "ratio:3P1D", "prorsa-like")
+"""Colocated, fixed proportions of prefill and decode, and roles switched by forecast."""
 WORKER_COUNTS = (2, 3, 4, 6, 8)
 TRAINING_SHIFT = -500
 """Added to a seed: its training seed."""
@@ -67,7 +68,7 @@ def _regret(found: Rows, cell: str, best: str) -> Regret:
 
 
 def _job(case: Scenario, rule: str, seed: int) -> Job:
-    return Job(case.name, rule, rule, (), case, seed)
+    return Job(case.name, rule, rule, tuned(rule, case.calibration.name), case, seed)
 
 
 def _scenario(seed: int, k: int) -> Scenario:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pearl_simulator import calibrations
 from pearl_simulator.capacity import load_shipped, window
 from pearl_simulator.distributions import LogNormal, Mixture
-from pearl_simulator.experiments.cells import CALIBRATIONS, MODELS, Cell, scenario
+from pearl_simulator.experiments.cells import CALIBRATIONS, MODELS, Cell, scenario, workload
 from pearl_simulator.experiments.common import Job, Row, flat, rows, simulate
 from pearl_simulator.experiments.policies import tuned
 from pearl_simulator.report import Plot, Report, Series, Table
@@ -64,7 +64,16 @@ def points() -> tuple[Point, ...]:
     )
 
 
-WORKLOADS = ("swe-cached", "swe-pearl-2", "search", "terminal", "math-tool", "decode-heavy", "prefill-heavy")
+WORKLOADS = (
+    "swe-cached",
+    "swe-pearl-1",
+    "swe-pearl-2",
+    "search",
+    "terminal",
+    "math-tool",
+    "decode-heavy",
+    "prefill-heavy",
+)
 
 
 def _batch(size: int) -> Callable[[Scenario, DrawnWorkload], Scenario]:
@@ -163,7 +172,7 @@ def run(setting: Setting, simulated: Callable[[Job], Row] = simulate) -> Report:
 def _changed(point: Point, calibration: str, *, quick: bool) -> Scenario:
     base = scenario(Cell("8B", "S1", calibration), quick=quick)
     standing = replace(base.fleet, reserved_gpus=GPUS, elastic_max_gpus=0)
-    changed = point.change(replace(base, fleet=standing, capacity=()), presets()["swe-pearl-1"])
+    changed = point.change(replace(base, fleet=standing, capacity=()), workload("8B"))
     return replace(changed, name=f"{point.cell} {calibration}")
 
 

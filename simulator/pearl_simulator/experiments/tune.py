@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pearl_simulator.errors import InputError
-from pearl_simulator.experiments.cells import CALIBRATIONS, cells, scenario
+from pearl_simulator.experiments.cells import CALIBRATIONS, Cell, cells, scenario
 from pearl_simulator.experiments.common import Job, rows, simulate, throughput
 from pearl_simulator.experiments.policies import POLICIES, TUNED, fleet_of
 from pearl_simulator.experiments.setting import REPORT_SEEDS
@@ -25,7 +25,6 @@ from pearl_simulator.rules.hindsight import Candidate, Found, clairvoyant, stati
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pearl_simulator.experiments.cells import Cell
     from pearl_simulator.experiments.common import Row
     from pearl_simulator.experiments.policies import Policy
     from pearl_simulator.experiments.setting import Setting
@@ -33,11 +32,13 @@ if TYPE_CHECKING:
 
 FIRST_SEED = 100
 SEEDS = 1
-SECONDS, WARMUP_SECONDS = 3600.0, 900.0
+SECONDS, WARMUP_SECONDS = 3000.0, 900.0
 """Shorter windows than the reported ones."""
+PLACES = (("8B", "S1"), ("8B", "S2"), ("30B-A3B", "S3"))
+"""(model, segment) that parameters are tuned on: every segment and both models, once."""
 ABOUT = (
-    "Every combination of each baseline's parameters on all six cells, by the geometric mean of its throughput, "
-    "per calibration; and per cell the best fixed proportion and the best schedule."
+    "Every combination of each baseline's parameters on three of the six cells, by the geometric mean of its "
+    "throughput, per calibration; and per cell the best fixed proportion and the best schedule."
 )
 Parameters = tuple[tuple[str, float], ...]
 
@@ -78,7 +79,7 @@ def _tuned(
     found = rows(setting.pool.map(simulated, todo, "parameters"))
     chosen: dict[str, dict[str, dict[str, float]]] = {}
     for policy, calibration in places:
-        keys = [cell.key for cell in cells(calibration)]
+        keys = [cell.key for cell in _places(calibration)]
 
         def score(parameters: Parameters, rule: str = policy.rule, where: Sequence[str] = tuple(keys)) -> float:
             values = [value for key in where for value in found.values(key, _label(rule, parameters))]
@@ -87,6 +88,10 @@ def _tuned(
         best = max(combinations(policy.rule), key=score)
         chosen.setdefault(policy.rule, {})[calibration] = dict(best)
     return chosen
+
+
+def _places(calibration: str) -> tuple[Cell, ...]:
+    return tuple(Cell(model, segment, calibration) for model, segment in PLACES)
 
 
 def combinations(rule: str) -> list[Parameters]:
@@ -98,7 +103,7 @@ def combinations(rule: str) -> list[Parameters]:
 def _grid(policy: Policy, calibration: str, seeds: Sequence[int]) -> list[Job]:
     return [
         Job(cell.key, _label(policy.rule, parameters), policy.rule, parameters, changed, seed)
-        for cell in cells(calibration)
+        for cell in _places(calibration)
         for changed in (fleet_of(policy, cell, training_scenario(cell)),)
         for parameters in combinations(policy.rule)
         for seed in seeds
