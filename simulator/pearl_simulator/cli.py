@@ -88,6 +88,7 @@ def _run(options: argparse.Namespace, given: Sequence[str], console: Console) ->
         seed=REPORT_SEEDS if options.seed is None else options.seed,
         workloads=getattr(options, "workloads", None),
         table=getattr(options, "table", None),
+        processor_time=getattr(options, "processor_time", False),
         write=Path(options.write) if getattr(options, "write", None) else None,
         file=Path(options.file) if getattr(options, "file", None) else None,
     )
@@ -159,6 +160,7 @@ def _add(parser: argparse.ArgumentParser, command: Command) -> None:
         add("--workloads", type=_count, help="how many random workloads")
     if command.table:
         add("--table", metavar="MODEL/HARDWARE", help="shipped engine table to start from")
+        add("--processor-time", action="store_true", help="fit `cpu_seconds`: a CPU engine on a machine that is busy")
         add("--write", metavar="TABLE", help="write the table here, for `engineTable` of a workload file")
     add("--seeds", type=_count, help="how many seeds")
     add("--seed", type=_natural, help="the first seed; reported results start at 1000, tuning stays below")

@@ -33,7 +33,8 @@ def run(setting: Setting) -> Report:
     if setting.file is None:
         raise InputError("FILE is missing; give the records of the step recorder")
     try:
-        found = calibrate_file(setting.file, _base(setting.table))
+        time = "cpu_seconds" if setting.processor_time else "seconds"
+        found = calibrate_file(setting.file, _base(setting.table), time)
     except CalibrationError as error:
         raise InputError(str(error)) from error
     if setting.write is not None:

@@ -28,6 +28,8 @@ class Setting:
     file: Path | None = None
     table: str | None = None
     """Shipped engine table to start from, `MODEL/HARDWARE`."""
+    processor_time: bool = False
+    """Whether recorded steps count by the processor time that they took."""
     write: Path | None = None
     """Where a result that other commands read goes."""
 
