@@ -1,7 +1,8 @@
 """The emulated engine answers as vLLM does, field by field: every request here goes to both.
 
-`vllm_answers.json` holds vLLM's answers with what may differ blanked out (FREE below; docs/emulator.md says why). Real
-vLLM is held against it in the engine suite, the emulator in the unit suite. `PEARL_RECORD=1` with real engines writes it.
+`vllm_answers.json` holds vLLM's answers with what may differ blanked out (FREE below; docs/emulator.md says why).
+Real vLLM is held against it in the engine suite, the emulator in the unit suite. `PEARL_RECORD=1` and real engines
+write it.
 """
 
 from __future__ import annotations
@@ -265,28 +266,26 @@ def blanked(value: Any, name: str = "", *, free: set[str] = FREE) -> Any:
         return f"{len(value)} tokens" if name in TOKENS_COUNT else "list"
     if isinstance(value, list):
         return [blanked(one, name, free=free) for one in value]
-    if name in free and value is not None:
-        return type(value).__name__
-    if name == "message" and isinstance(value, str) and "validation errors:" in value:
+    if name == "message" and "validation errors:" in str(value):
         return "validation"
-    return value
+    return type(value).__name__ if name in free and value is not None else value
 
 
-def streamed(events: list[Any]) -> list[Any]:
+def streamed(events: list[dict[str, Any]]) -> list[Any]:
     """Events that differ in form, in order. How many tokens an event has depends on how fast they are read."""
-    found: list[Any] = []
+    found: list[dict[str, Any]] = []
     for event in events:
-        if event != "[DONE]":
-            for choice in event["choices"]:
-                choice.update({name: "tokens" for name in ("token_ids",) if choice.get(name)})
-                for logprobs in filter(None, [choice.get("logprobs")]):
-                    logprobs.update({name: "each token's" for name in logprobs})
-            if event["choices"] and event.get("usage"):
-                event["usage"] = sorted(event["usage"])
+        for choice in event["choices"]:
+            if "token_ids" in choice:
+                choice["token_ids"] = choice["token_ids"] is not None
+            if choice.get("logprobs"):
+                choice["logprobs"] = sorted(choice["logprobs"])
+        if event["choices"] and event.get("usage"):
+            event["usage"] = sorted(event["usage"])
         if event not in found:
             found.append(event)
     # Samples of one request come in any order.
-    return sorted(found, key=lambda one: one["choices"][0]["index"] if "choices" in one and one["choices"] else 9)
+    return sorted(found, key=lambda one: one["choices"][0]["index"] if one["choices"] else 9)
 
 
 def form(name: str, response: httpx.Response) -> dict[str, Any]:
@@ -295,8 +294,8 @@ def form(name: str, response: httpx.Response) -> dict[str, Any]:
         free |= {"prev_tokens", "prefix_offset", "read_offset"}
     body: Any = response.text
     if body.startswith("data: "):
-        events = [one.removeprefix("data: ") for one in body.strip().split("\n\n")]
-        body = streamed([one if one == "[DONE]" else blanked(json.loads(one), free=free) for one in events])
+        *events, end = [one.removeprefix("data: ") for one in body.strip().split("\n\n")]
+        body = [*streamed([blanked(json.loads(one), free=free) for one in events]), end]
     elif response.headers.get("content-type") == "application/json":
         body = blanked(response.json(), free=free)
         if name in ("text negative id", "tokenize nothing"):  # the emulator names the first of several mistakes

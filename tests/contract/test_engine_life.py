@@ -7,12 +7,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
+
+    import httpx
 
     from conftest import RealEngine
 

@@ -10,13 +10,15 @@ import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pearl_simulator.emulator import asked, config, errors, text_api
-from pearl_simulator.emulator.engine import Engine, EngineDeadError, EngineFaultError
-from pearl_simulator.emulator.errors import ApiError
+from pearl_simulator.emulator.errors import ApiError, EngineDeadError, EngineFaultError
 from pearl_simulator.emulator.generation import Generations
 from pearl_simulator.emulator.http import BrokenConnectionError, Receive, Request, Scope, Send
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from pearl_simulator.emulator.engine import Engine
+    from pearl_simulator.emulator.weights import Weights
 
 _PAUSE_MODES = ("abort", "wait", "keep")
 _DEEPEST_SLEEP = 2
@@ -50,7 +52,7 @@ class EmulatorApp:
             ("GET", "/v1/models"): said(self._models),
             ("GET", "/is_paused"): said(lambda: {"is_paused": self._engine.paused}),
             ("GET", "/is_sleeping"): said(lambda: {"is_sleeping": self._engine.sleeping}),
-            ("GET", "/weight_info"): said(lambda: {"weight_version": self._engine.version}),
+            ("GET", "/weight_info"): said(lambda: {"weight_version": self._engine.weights.version}),
             ("GET", "/get_world_size"): said(lambda: {"world_size": 1}),
             ("GET", "/kv_event_sources"): said(dict),
             ("POST", "/is_scaling_elastic_ep"): said(lambda: {"is_scaling_elastic_ep": False}),
@@ -194,22 +196,26 @@ class EmulatorApp:
 
     # -- weights ------------------------------------------------------------------------------------------------
 
+    def _weights(self) -> Weights:
+        self._engine.check_alive()
+        return self._engine.weights
+
     async def _init_weights(self, request: Request) -> None:
         _field(request, "init_info")
-        self._engine.init_weight_transfer()
+        self._weights().init()
         await self._weights_done(request, "init", "Weight transfer initialized")
 
     async def _start_weights(self, request: Request) -> None:
-        self._engine.start_weight_update()
+        self._weights().start()
         await self._weights_done(request, "start", "Weight update started")
 
     async def _update_weights(self, request: Request) -> None:
-        self._engine.update_weights(_field(request, "update_info"))
+        self._weights().load(_field(request, "update_info"))
         await self._weights_done(request, "update", "Weights updated")
 
     async def _finish_weights(self, request: Request) -> None:
         body = asked.parse_json(request.content) if request.content else {}
-        self._engine.finish_weight_update(body.get("weight_version"))
+        self._weights().finish(body.get("weight_version"))
         await self._weights_done(request, "finish", "Weight update finished")
 
     async def _weights_done(self, request: Request, operation: str, message: str) -> None:
@@ -218,7 +224,7 @@ class EmulatorApp:
 
     async def _label_weights(self, request: Request) -> None:
         version = _field(request, "new_version")
-        self._engine.label_weights(version)
+        self._weights().version = version
         await request.answer_json({"success": True, "new_version": version})
 
     async def _rpc(self, request: Request) -> NoReturn:

@@ -7,46 +7,29 @@ that is computed up to its last token gets the next one. Everything happens in o
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pearl_planner.engine_model import transfer_seconds
 from pearl_simulator.emulator import tokenizer, tokens
 from pearl_simulator.emulator.blocks import BlockPool
 from pearl_simulator.emulator.config import EngineConfig, believed_seconds
+from pearl_simulator.emulator.errors import EngineDeadError
+from pearl_simulator.emulator.handover import Handover
 from pearl_simulator.emulator.metrics import EngineMetrics
-from pearl_simulator.emulator.peers import Offer
 from pearl_simulator.emulator.perturb import Perturbation
 from pearl_simulator.emulator.scheduler import Scheduler, Step
 from pearl_simulator.emulator.sequence import Sequence, State
+from pearl_simulator.emulator.weights import Weights
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable
 
     from pearl_simulator.emulator.clock import Clock
-    from pearl_simulator.emulator.peers import Peers
+    from pearl_simulator.emulator.peers import Offer, Peers
 
 _REMOTE_FIELDS = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 SLEEP_PARTS = ("weights", "kv_cache")
-
-
-class EngineDeadError(RuntimeError):
-    """The engine ended; its server is about to."""
-
-
-class EngineFaultError(RuntimeError):
-    """A call inside the engine failed; the message is what vLLM says."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """KV that waits for another engine."""
-
-    blocks: list[int]
-    offer: Offer
-    lease: asyncio.Task[None] | None
 
 
 class Engine:
@@ -69,7 +52,9 @@ class Engine:
         self.pool = BlockPool(config.blocks, config.block_tokens, caching=config.prefix_caching)
         self.scheduler = Scheduler(config.limits, self.pool)
         self.metrics = EngineMetrics(config, self.pool.count)
-        self.version = "default"
+        self.weights = Weights(self.perturbation, configured=config.weight_transfer)
+        self.handover = Handover(config, engine_id, self.pool, clock, self.metrics)
+        self.handover.on_change = self._wake
         self.dead = False
         self.asleep: set[str] = set()
         self.sleep_level = 0
@@ -78,10 +63,7 @@ class Engine:
         self._peers = peers
         self._on_death = on_death
         self._live: dict[str, list[Sequence]] = {}
-        self._held: dict[str, _Held] = {}
-        self._expired: dict[str, Offer] = {}
         self._claims: dict[str, asyncio.Task[Offer | None]] = {}
-        self._updating = self._torn = False
         self._work = asyncio.Event()
         self._change = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -95,9 +77,11 @@ class Engine:
 
     async def stop(self) -> None:
         """End quietly; whoever waits for an answer never gets it."""
-        for task in [*self._tasks, *self._claims.values()]:
+        self.handover.close()
+        tasks = [*self._tasks, *self._claims.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._claims.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def die(self) -> None:
         """End as a crashed engine does: everybody inside gets an error, then the server goes."""
@@ -170,7 +154,7 @@ class Engine:
                 await self._work.wait()
                 self._due = self.clock.now()
                 continue
-            if self._torn:
+            if self.weights.torn:
                 self.die()
                 return
             await self._pass_time(step)
@@ -189,7 +173,7 @@ class Engine:
 
     def _finish_step(self, step: Step) -> None:
         now = self.clock.now()
-        salt = tokens.weights_salt(self.version)
+        salt = tokens.weights_salt(self.weights.version)
         before = {id(one): one.generated for one, _ in step.parts}
         # Steps without duration need not be told apart, only the events of a stream do.
         per_step = 1 if self.config.table else self.config.stream_interval
@@ -221,7 +205,7 @@ class Engine:
         if wanted is not None:
             likely = [one for one in tokens.candidates(state, salt, max(1, wanted)) if one[0] != token]
             score = [(token, tokens.top_logprob(state, salt)), *likely][: max(1, wanted)]
-        sequence.append(token, self.version, score)
+        sequence.append(token, self.weights.version, score)
         sequence.check_end(token, config.max_model_len)
 
     def _end(self, sequence: Sequence, reason: str, *, counted: bool = True) -> None:
@@ -233,7 +217,7 @@ class Engine:
         blocks = self.scheduler.remove(sequence)
         sequence.finish_reason = reason
         if reason in ("stop", "length") and sequence.kv_params and sequence.kv_params.get("do_remote_decode"):
-            self._hold(sequence, blocks)
+            sequence.kv_answer = self.handover.hold(sequence, blocks, self.weights.version)
         else:
             self.pool.release(blocks)
         claim = self._claims.pop(sequence.internal_id, None)
@@ -262,7 +246,7 @@ class Engine:
         missing = len(sequence.prompt) - sequence.computed
         self.metrics.external(missing, 0)
         if not params.get("remote_block_ids"):
-            self._torn = True  # vLLM fails an assertion here, and that is its end
+            self.weights.torn = True  # vLLM fails an assertion here, and that is its end
             return 0
         return missing if self._complete(sequence) else 0
 
@@ -290,74 +274,30 @@ class Engine:
                 return
         else:
             # What was fetched is what counts, even if it belongs to another prompt or to other weights.
-            sequence.hashing = offer.hashing if offer.version == self.version else offer.hashing ^ 1
+            sequence.hashing = offer.hashing if offer.version == self.weights.version else offer.hashing ^ 1
             self.metrics.transferred(sequence.external, len(sequence.blocks), seconds)
             self.metrics.external(0, sequence.external)
         self.scheduler.fetched(sequence, arrived=offer is not None)
         self._wake()
 
-    def _hold(self, sequence: Sequence, blocks: list[int]) -> None:
-        name, prompt = sequence.internal_id, sequence.prompt
-        offer = Offer(len(prompt), tokens.prompt_state(prompt), self.version)
-        self._held[name] = _Held(blocks, offer, self._spawn(self._lease(name)))
-        sequence.kv_answer = {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_block_ids": [blocks[: -(-sequence.computed // self.pool.size)]],
-            "remote_engine_id": self.engine_id,
-            "remote_request_id": name,
-            "remote_host": self.config.host,
-            "remote_port": self.config.side_port,
-            "tp_size": 1,
-            "dcp_size": 1,
-            "pp_size": 1,
-            "remote_num_tokens": sequence.computed,
-            "remote_blocks_expiry_time": None,
-            "transfer_mode": "pull",
-            "remote_prefill_cached_tokens": sequence.cached or 0,
-        }
-
-    async def _lease(self, name: str) -> None:
-        await self.clock.sleep(self.config.lease_seconds)
-        held = self._held.pop(name)
-        self._expired[name] = held.offer
-        self.pool.release(held.blocks)
-        self.metrics.lease_expired()
-        self._wake()
-
     def claim(self, request_id: str) -> Offer | None:
         """See `peers.KvHolder`."""
-        held = self._held.get(request_id)
-        if held is not None and not self.dead:
-            if held.lease is not None:
-                held.lease.cancel()
-                held.lease = None
-            return held.offer
-        late = self._expired.get(request_id)
-        if late is None or self.dead:
-            return None
-        self.metrics.late_notification()
-        return Offer(late.tokens, late.hashing ^ 2, late.version) if self.config.expired_kv_corrupts else None
+        return None if self.dead else self.handover.claim(request_id)
 
     def let_go(self, request_id: str) -> None:
         """See `peers.KvHolder`."""
-        held = self._held.pop(request_id, None)
-        if held is not None:
-            if held.lease is not None:
-                held.lease.cancel()
-            self.pool.release(held.blocks)
-            self._wake()
+        self.handover.let_go(request_id)
 
     # -- pause, sleep, cache ------------------------------------------------------------------------------------
 
     async def pause(self, mode: str, *, clear_cache: bool = True) -> None:
         """Stop scheduling; returns when what `mode` waits for has happened. Held KV is waited for in every mode."""
-        self._check_alive()
+        self.check_alive()
         if mode == "abort":
             self.abort()
         self.scheduler.admitting = False
         self.scheduler.frozen = mode == "keep"
-        await self._until(lambda: not self._held and (mode == "keep" or not self.scheduler.holding))
+        await self._until(lambda: not self.handover and (mode == "keep" or not self.scheduler.holding))
         if clear_cache:
             # What is frozen loses its KV and is computed again after `resume`.
             self.scheduler.throw_out_all()
@@ -365,7 +305,7 @@ class Engine:
 
     def resume(self) -> None:
         """Schedule again."""
-        self._check_alive()
+        self.check_alive()
         self.scheduler.admitting, self.scheduler.frozen = True, False
         self._wake()
 
@@ -388,7 +328,7 @@ class Engine:
 
     def wake(self, tags: list[str] | None) -> bool:
         """Take the memory of these parts back, all without tags; whether the engine is awake and serves."""
-        self._check_alive()
+        self.check_alive()
         self.asleep -= set(SLEEP_PARTS if tags is None else tags)
         if self.asleep:
             return False
@@ -399,64 +339,13 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached KV; False while any is held."""
-        self._check_alive()
+        self.check_alive()
         return self.pool.forget()
-
-    # -- weights ------------------------------------------------------------------------------------------------
-
-    def init_weight_transfer(self) -> None:
-        """Nothing to connect to."""
-        self._check_alive()
-        if not self.config.weight_transfer:
-            raise EngineFaultError(
-                "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer."
-            )
-
-    def start_weight_update(self) -> None:
-        """From here until `finish_weight_update` a generation ends the engine."""
-        self.init_weight_transfer()
-        if self._updating:
-            raise EngineFaultError(
-                "start_weight_update called while a weight update is already active. Call finish_weight_update first."
-            )
-        self._updating = self._torn = True
-
-    def update_weights(self, info: dict[str, Any]) -> None:
-        """Check the files; their contents are not read, the version's label decides what is generated."""
-        self.init_weight_transfer()
-        if not self._updating:
-            raise EngineFaultError("start_weight_update must be called before update_weights.")
-        fault = self._load_fault(info.get("paths"))
-        if fault is not None:
-            # The layers stay torn: only another whole update mends them.
-            self._updating = False
-            raise EngineFaultError(fault)
-
-    def _load_fault(self, paths: Any) -> str | None:
-        if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
-            return f"Invalid update_info: paths must be a list of at least one file name, got {paths!r}"
-        missing = next((path for path in paths if not Path(path).is_file()), None)
-        if missing is None and self.perturbation.fail_weight_load:
-            self.perturbation.fail_weight_load = False
-            missing = paths[0]
-        return None if missing is None else f"No such file or directory: {missing}"
-
-    def finish_weight_update(self, version: str | None) -> None:
-        """The new weights are whole."""
-        self.init_weight_transfer()
-        if not self._updating:
-            raise EngineFaultError("finish_weight_update called without a matching start_weight_update.")
-        self._updating = self._torn = False
-        self.label_weights(version or self.version)
-
-    def label_weights(self, version: str) -> None:
-        """Name what is loaded; in an emulated engine the name is the weights."""
-        self._check_alive()
-        self.version = version
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises EngineDeadError when nothing works any more."""
         if self.dead:
             raise EngineDeadError
 
@@ -466,6 +355,6 @@ class Engine:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            self._check_alive()
+            self.check_alive()
             self._change.clear()
             await self._change.wait()

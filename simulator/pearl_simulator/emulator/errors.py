@@ -16,6 +16,14 @@ class ApiError(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
+class EngineDeadError(RuntimeError):
+    """The engine ended; its server is about to."""
+
+
+class EngineFaultError(RuntimeError):
+    """A call inside the engine failed; the message is what vLLM says."""
+
+
 def wrong(field: str, message: str, value: Any = None) -> ApiError:
     """A field has a value that the engine refuses."""
     shown = f"(parameter={field})" if value is None else f"(parameter={field}, value={value})"
