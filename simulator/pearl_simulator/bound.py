@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
 PRICES: tuple[float, ...] = (0.0, *(10.0 ** (k / 10) for k in range(-35, 21)))
 """Worker seconds per second of a trajectory in flight."""
-MOST_BATCHES = 48
 MOST_TRAJECTORIES = 4096
-"""Beyond either the means over the batches so far are taken for all."""
-FIRST_BATCHES = 2
+"""Beyond them the means over the batches so far are taken for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,8 @@ class Bound:
     binds: str
     """The term that is lowest."""
     terms: dict[str, float]
-    """Trajectories per hour that each would allow; infinite where it does not limit."""
+    """Trajectories per hour that each would allow for the batches that are met, the last one whole; infinite where it
+    does not limit."""
     slack_trajectories: int
 
 
@@ -63,18 +62,24 @@ def bound(scenario: Scenario, seed: int) -> Bound:
     """Upper bound of the throughput of every rule on the groups that it would meet."""
     engine = engine_of(scenario.calibration, in_flight(scenario), may_split="Disaggregated" in scenario.modes)
     size = scenario.workload.groups * scenario.workload.group_size
-    most = min(MOST_BATCHES, max(MOST_TRAJECTORIES // size, FIRST_BATCHES))
+    most = max(MOST_TRAJECTORIES // size, 1)
     groups: list[_Group] = []
-    wanted = min(FIRST_BATCHES, scenario.max_batches or FIRST_BATCHES)
-    while len(groups) < wanted * scenario.workload.groups:
-        for step in range(len(groups) // scenario.workload.groups, wanted):
-            groups += _groups(scenario.workload.batch(step, seed), engine)
+    terms: dict[str, float] = {}
+    before, counted, rate = 0.0, 0, math.inf
+    for step in range(min(scenario.max_batches or most, most)):
+        groups += _groups(scenario.workload.batch(step, seed), engine)
         terms = _terms(scenario, engine, groups)
-        reached = math.ceil(min(terms.values()) * scenario.horizon_seconds / size)
-        wanted = min(reached, scenario.max_batches or most, most)
+        rate = min(terms.values())
+        counted += size
+        seconds = counted / rate
+        if seconds >= scenario.horizon_seconds:  # the horizon lies within this batch, no later one is met
+            part = (scenario.horizon_seconds - before) / max(seconds - before, 1e-9)
+            rate = (counted - size + size * part) / scenario.horizon_seconds
+            break
+        before = seconds
     binds = min(terms, key=lambda name: terms[name])
     in_hours = {name: 3600.0 * value for name, value in terms.items()}
-    return Bound(in_hours[binds], binds, in_hours, step_size(scenario) * (versions_ahead(scenario) + 1))
+    return Bound(3600.0 * rate, binds, in_hours, step_size(scenario) * (versions_ahead(scenario) + 1))
 
 
 def step_size(scenario: Scenario) -> int:
