@@ -1,4 +1,4 @@
-"""The closed-network solver against events: service that is not exponential, sessions that stick to their workers.
+"""The closed-network solver and the planner's predictor against events: service that is not exponential, sessions that stick to their workers.
 
 The simulation below shares no code with the planner or the simulator. It breaks the assumptions of the product form
 on purpose: prefill takes a fixed or a log-normal time, decode work and environment times are log-normal, and every
@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pearl_planner.engine_model import EngineTable
+from pearl_planner.predict import Workload, predict
 from pearl_planner.queueing import Network, solve
+from pearl_planner.types import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,8 +127,20 @@ def solved(case: Case) -> float:
     return solve(network, case.sessions).at(case.sessions)
 
 
-def error(case: Case, turns: int = 3000, seed: int = 1) -> float:
-    return solved(case) / turns_per_second(case, turns, seed) - 1
+def predicted(case: Case) -> float:
+    """What the planner predicts for an engine with these times: a turn decodes 100 tokens, a prefill costs no tokens."""
+    table = EngineTable(
+        "case", case.fixed / 100, case.each / 100, 0.0, case.prefill, 0.0, 0.0, transfer_fixed_seconds=0.0
+    )
+    load = Workload(1.0, 100.0, 0.0, case.environment, 1000.0, (), (), case.sessions, None)
+    shape = Shape(prefill=case.prefill_workers, decode=case.decode_workers)
+    rate = predict(shape, load, table).prediction.turns_per_second
+    assert rate is not None
+    return rate
+
+
+def error(case: Case, turns: int = 3000, seed: int = 1, answer: Callable[[Case], float] = solved) -> float:
+    return answer(case) / turns_per_second(case, turns, seed) - 1
 
 
 GRID = [
@@ -147,7 +162,10 @@ def test_the_simulation_agrees_with_the_exact_solution_where_that_is_exact() -> 
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.5])
-def test_throughput_is_right_though_service_is_not_exponential_and_sessions_stick(spread: float) -> None:
-    errors = [error(case) for case in GRID if case.prefill_spread == spread]
+@pytest.mark.parametrize("answer", [solved, predicted])
+def test_throughput_is_right_though_service_is_not_exponential_and_sessions_stick(
+    answer: Callable[[Case], float], spread: float
+) -> None:
+    errors = [error(case, answer=answer) for case in GRID if case.prefill_spread == spread]
     assert mean(map(abs, errors)) < 0.05, errors
     assert max(map(abs, errors)) < 0.15, errors
