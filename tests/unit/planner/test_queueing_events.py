@@ -1,4 +1,4 @@
-"""The closed-network solver and the planner's predictor against events: service that is not exponential, sessions that stick to their workers.
+"""The product form and the planner's predictor against events: other service times, sessions that stick.
 
 The simulation below shares no code with the planner or the simulator. It breaks the assumptions of the product form
 on purpose: prefill takes a fixed or a log-normal time, decode work and environment times are log-normal, and every
@@ -128,7 +128,7 @@ def solved(case: Case) -> float:
 
 
 def predicted(case: Case) -> float:
-    """What the planner predicts for an engine with these times: a turn decodes 100 tokens, a prefill costs no tokens."""
+    """What the planner predicts for an engine with these times; a turn decodes 100 tokens."""
     table = EngineTable(
         "case", case.fixed / 100, case.each / 100, 0.0, case.prefill, 0.0, 0.0, transfer_fixed_seconds=0.0
     )
