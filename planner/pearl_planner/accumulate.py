@@ -15,7 +15,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from pearl_planner.bins import STAGES, stage, token_bin, turn_bin, wait_bin
-from pearl_planner.moments import Moments, Sums, pooled
+from pearl_planner.moments import Moments, Pairs, Sums, pooled
 from pearl_planner.numbers import known, known_count
 from pearl_planner.records import TurnRecord, prefilled_beyond
 
@@ -61,7 +61,7 @@ class Accumulator:
         self._tokens, self._waits = list(profile.appended_bins), list(profile.environment_bins)
         self._continued, self._ended = list(profile.continued), list(profile.ended)
         self._length = Sums(profile.log_length)
-        self._lengths = [(Sums(one.generated), Sums(one.appended)) for one in profile.lengths]
+        self._lengths = [Pairs(one.turns, one.generated, one.covariance) for one in profile.lengths]
         self._siblings, self._pairs = dict(profile.siblings), list(profile.sibling_pairs)
         self._log_wait, self._wait_before = Sums(profile.log_environment), profile.log_environment
         self._recent = list(profile.recent)
@@ -159,7 +159,7 @@ class Accumulator:
         self._waits = _few([value * scale for value in self._waits])
         few = KEPT_TURNS * self._trajectory_weight / max(sum(self._ended), KEPT_TURNS * self._trajectory_weight)
         self._continued, self._ended = [v * few for v in self._continued], [v * few for v in self._ended]
-        self._lengths = [(Sums(Moments()), Sums(Moments())) for _ in range(STAGES)]
+        self._lengths = [Pairs(Moments(), Moments(), 0.0) for _ in range(STAGES)]
         self._turn_weight = 1.0
         self._recent = [Moments(), Moments(), Moments()]
 
@@ -178,19 +178,12 @@ class Accumulator:
             number = known(value, high=1e6)
             if number is not None:
                 sums.add(number, weight)
-        self._work(record, turns, weight)
+        made = known(record.generated_tokens, high=1e9)
+        if made is not None:
+            self._lengths[stage(turns)].add(turns, made, weight)
         if record.group is not None:
             self._pair(record.group, math.log(turns), weight)
         self._length.add(math.log(turns), weight)
-
-    def _work(self, record: TrajectoryRecord, turns: int, weight: float) -> None:
-        """Tokens per turn by the length of the trajectory: a limited context makes long ones thrifty."""
-        generated, appended = self._lengths[stage(turns)]
-        made, new = known(record.generated_tokens, high=1e9), known(record.appended_tokens, high=1e9)
-        if made is not None:
-            generated.add(made / turns, weight)
-        if new is not None and turns > 1:
-            appended.add(new / (turns - 1), weight)
 
     def _pair(self, group: str, length: float, weight: float) -> None:
         """Products of the logarithms of the lengths of siblings, around the mean: their covariance."""
@@ -224,7 +217,9 @@ class Accumulator:
             "reset": self._reset.frozen(trajectory),
             "reward": self._reward.frozen(trajectory),
             "log_length": self._length.frozen(trajectory),
-            "by_length": [(made.frozen(trajectory), new.frozen(trajectory)) for made, new in self._lengths],
+            "by_length": [
+                (one.left.frozen(trajectory), one.right.frozen(trajectory), one.covariance()) for one in self._lengths
+            ],
             "siblings": tuple(self._siblings.items()),
             "sibling_pairs": (self._pairs[0] * trajectory, self._pairs[1] * trajectory),
             "recent": tuple(self._recent),

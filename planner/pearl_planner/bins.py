@@ -9,9 +9,10 @@ MAX_EXACT_TURN = 32
 TURN_BINS = MAX_EXACT_TURN + 6
 TOKEN_BINS = 20
 """Appended tokens by powers of two: bin k holds [2^k, 2^(k+1)), bin 0 also 0 and 1."""
-WAIT_BINS = 24
-WAIT_SHIFT = 8
-"""Environment seconds by powers of two: bin k holds [2^(k−9), 2^(k−8)) seconds, the ends also what is beyond."""
+WAIT_BINS = 48
+WAITS_PER_DOUBLING = 2
+WAIT_LOW = 2.0**-8
+"""Environment seconds by powers of √2: bin k holds [low·√2^k, low·√2^(k+1)) seconds, the ends also what is beyond."""
 STAGES = 8
 """Turn numbers 1, 2, 3–4, 5–8, … 65 and more: lengths of turns depend on the progress of a trajectory."""
 
@@ -31,7 +32,14 @@ def token_bin(tokens: float) -> int:
 
 def wait_bin(seconds: float) -> int:
     """Bin of environment seconds, see `WAIT_BINS`."""
-    return min(max(math.frexp(seconds)[1] + WAIT_SHIFT, 0), WAIT_BINS - 1) if seconds > 0 else 0
+    if seconds <= WAIT_LOW:
+        return 0
+    return min(int(WAITS_PER_DOUBLING * math.log2(seconds / WAIT_LOW)), WAIT_BINS - 1)
+
+
+def wait_at(place: float) -> float:
+    """Seconds at a place of the bins: `k` is the lower end of bin k."""
+    return float(WAIT_LOW * 2.0 ** (place / WAITS_PER_DOUBLING))
 
 
 def stage(turn: int) -> int:

@@ -28,6 +28,8 @@ TOLERANCE = 2e-3
 MAX_PASSES = 24
 ENDING_SHARE = 0.22
 """Part of those alive that end within one step of time."""
+LONGEST_SHARE = 0.12
+"""No step is longer than this share of what the last one has left, unless nobody ends in it."""
 MAX_STEPS = 64
 
 
@@ -120,7 +122,9 @@ def course(rest: Remainder, stations: Stations, turn_at: Callable[[float], Turn]
         here = [members[i] for i in alive]
         flow, ratio = _flow(here, stations, turn, limits, guess)
         seconds, order = _ahead(members, left, alive, flow.slowness)
-        # Those that end within the step are there for a part of it.
+        # Half-way through the step some have ended and the others are further.
+        half = [left[i] * max(1.0 - seconds / (2.0 * order[i]), 0.0) if order[i] > 0 else 0.0 for i in alive]
+        turn = turn_at(_progress(members, made, dict(zip(alive, half, strict=True)), alive))
         mean = [members[i]._replace(many=members[i].many * min(1.0, order[i] / seconds)) for i in alive]
         flow, ratio = _flow(mean, stations, turn, limits, flow.slowness)
         guess = flow.slowness
@@ -146,7 +150,9 @@ def _flow(
     return settle(stations, turn, members, running, guess), max(alive / running, 1.0)
 
 
-def _progress(members: Sequence[Member], made: Sequence[float], left: Sequence[float], alive: Sequence[int]) -> float:
+def _progress(
+    members: Sequence[Member], made: Sequence[float], left: Sequence[float] | dict[int, float], alive: Sequence[int]
+) -> float:
     """Mean turn number of those alive."""
     count = sum(members[i].many for i in alive)
     return sum(members[i].many * (made[i] + 1.0 + members[i].turns * (1.0 - left[i])) for i in alive) / count
@@ -161,7 +167,8 @@ def _ahead(
         i: left[i] * (members[i].waits + members[i].turns * per_turn + members[i].tokens * per_token) for i in alive
     }
     ends = sorted(order.values())
-    return max(ends[int(ENDING_SHARE * (len(ends) - 1))], 1e-9), order
+    seconds = min(ends[int(ENDING_SHARE * (len(ends) - 1))], LONGEST_SHARE * ends[-1])
+    return max(seconds, ends[0], 1e-9), order
 
 
 def finish_seconds(rest: Remainder, steps: Sequence[Step], limits: Limits) -> list[float]:

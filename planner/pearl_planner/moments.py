@@ -70,6 +70,29 @@ class Sums:
         return Moments(self.weight * scale, self.shift + off, max(self.second / self.weight - off * off, 0.0))
 
 
+class Pairs:
+    """Sums of two quantities that are seen together, with their covariance."""
+
+    __slots__ = ("cross", "left", "right")
+
+    def __init__(self, left: Moments, right: Moments, covariance: float) -> None:
+        self.left, self.right = Sums(left), Sums(right)
+        self.cross = left.count * covariance
+
+    def add(self, left: float, right: float, weight: float) -> None:
+        """One observation of both."""
+        self.cross += weight * (left - self.left.shift) * (right - self.right.shift)
+        self.left.add(left, weight)
+        self.right.add(right, weight)
+
+    def covariance(self) -> float:
+        """Mean product of the deviations."""
+        if self.left.weight <= 0:
+            return 0.0
+        off = self.left.first * self.right.first / (self.left.weight * self.left.weight)
+        return self.cross / self.left.weight - off
+
+
 def pooled(parts: list[Moments]) -> Moments:
     """The moments of all observations of the parts together."""
     count = sum(part.count for part in parts)

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
-from pearl_planner.bins import WAIT_SHIFT, stage
+from pearl_planner.bins import stage, wait_at
 from pearl_planner.lengths import NODES, common_factor, lengths
 
 if TYPE_CHECKING:
@@ -36,6 +36,20 @@ SPEEDS = ((0.05, 0.004), (0.05, 0.012), (0.05, 0.04), (1.0, 0.012), (1.0, 0.15))
 """(seconds per turn, seconds per token) for which candidates are kept."""
 DIRECT_WAITS = 3
 """So many waits or fewer are drawn one by one, more as one sum."""
+
+RARE_SHARE = 0.15
+RARE_WEIGHT = 0.25
+"""At most this share of the waits, with at least this share of the time, are drawn one by one."""
+MAX_SKEW = 4.0
+NO_SKEW = 0.05
+NO_CHANCE = 1e-6
+MIN_LINE = 8.0
+"""Trajectories below which no line of tokens over turns is drawn."""
+LINE_PRIOR = 4.0
+"""Trajectories' worth of tokens in proportion to turns that the line starts with."""
+NO_SPREAD = 0.02
+LIMITED = 0.5
+"""Where more turns bring less than this share of their tokens, contexts are limited: no long tail of tokens."""
 
 _TABLE = tuple(NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096))
 _MASK = (1 << 64) - 1
@@ -94,16 +108,62 @@ class Remainder:
     """Likewise."""
 
 
+class Spread(NamedTuple):
+    """A quantity ≥ 0 of known mean, deviation and skewness: a shifted gamma variable in Wilson-Hilferty form."""
+
+    mean: float
+    deviation: float
+    skewness: float
+
+    def at(self, z: float) -> float:
+        """The value of a standard normal score."""
+        mean, deviation, skew = self
+        if -NO_SKEW < skew < NO_SKEW:
+            return max(mean + deviation * z, 0.0)
+        root = max(1.0 + skew * z / 6.0 - skew * skew / 36.0, 0.0)
+        return max(mean + deviation * (2.0 / skew) * (root * root * root - 1.0), 0.0)
+
+
+def spread(mean: float, variance: float, skewness: float | None = None) -> Spread:
+    """Of this mean and variance; with unknown skewness that of a log-normal variable."""
+    if mean <= 0 or variance <= 0:
+        return Spread(max(mean, 0.0), 0.0, 0.0)
+    variation = math.sqrt(variance) / mean
+    skew = variation * (3.0 + variation * variation) if skewness is None else skewness
+    return Spread(mean, math.sqrt(variance), min(skew, MAX_SKEW))
+
+
 class Waits:
-    """The environment time as measured: bins scaled to the exact mean."""
+    """The environment time as measured, rare long waits told apart; bins are scaled to the exact mean."""
 
     def __init__(self, profile: Profile) -> None:
-        total = sum(profile.environment_bins)
+        bins = profile.environment_bins
+        total = sum(bins)
         self.mean = profile.environment.mean if profile.environment.count > 0 else 0.0
-        self.variance = profile.environment.variance
-        self._below = list(accumulate(profile.environment_bins)) if total > 0 else []
-        rough = sum(v * 1.4427 * 2.0 ** (k - WAIT_SHIFT - 1) for k, v in enumerate(profile.environment_bins))
+        self._below = list(accumulate(bins)) if total > 0 else []
+        rough = sum(v * _bin_mean(k) for k, v in enumerate(bins))
         self._scale = self.mean * total / rough if rough > 0 else 0.0
+        self.rare_share, cut = self._rare(bins, total)
+        weight = max(sum(bins[:cut]), 1e-300)
+        values = [(v / weight, self._scale * _bin_mean(k)) for k, v in enumerate(bins[:cut])]
+        self.usual_mean = sum(v * x for v, x in values) if total > 0 else self.mean
+        self.usual_variance = sum(v * (x - self.usual_mean) ** 2 for v, x in values)
+        if self.rare_share <= 0:
+            self.usual_variance = profile.environment.variance
+        third = sum(v * (x - self.usual_mean) ** 3 for v, x in values)
+        deviation = math.sqrt(max(self.usual_variance, 0.0))
+        self.usual_skewness = third / deviation**3 if deviation > NO_SPREAD * self.usual_mean else 0.0
+
+    def _rare(self, bins: Sequence[float], total: float) -> tuple[float, int]:
+        """Share of the long waits, and their first bin: the most bins that hold no more than `RARE_SHARE`."""
+        cut, held = len(bins), 0.0
+        while cut > 0 and total > 0 and held + bins[cut - 1] <= RARE_SHARE * total:
+            cut -= 1
+            held += bins[cut]
+        long = self._scale * sum(v * _bin_mean(k) for k, v in enumerate(bins) if k >= cut)
+        if held <= 0 or long < RARE_WEIGHT * self.mean * total:
+            return 0.0, len(bins)
+        return held / total, cut
 
     def at(self, share: float) -> float:
         """The wait below which this share of them lies."""
@@ -113,7 +173,7 @@ class Waits:
         k = min(bisect_left(self._below, wanted), len(self._below) - 1)
         low = self._below[k - 1] if k else 0.0
         inside = (wanted - low) / max(self._below[k] - low, 1e-300)
-        return float(self._scale * 2.0 ** (k - WAIT_SHIFT - 1 + min(max(inside, 0.0), 1.0)))
+        return self._scale * wait_at(k + min(max(inside, 0.0), 1.0))
 
     def rest(self, idle: float, draw: float) -> float:
         """What is left of a wait that lasted `idle` seconds so far."""
@@ -126,25 +186,10 @@ class Waits:
         return max(self.at(low + (1.0 - low) * draw) - idle, 0.0)
 
 
-class Spread(NamedTuple):
-    """A positive quantity with a long tail: `mean·max(0, a + b·z)³` (Wilson-Hilferty form of a gamma variable)."""
-
-    mean: float
-    a: float
-    b: float
-
-    def at(self, z: float) -> float:
-        """The value of a standard normal score."""
-        root = self.a + self.b * z
-        return self.mean * root * root * root if root > 0 else 0.0
-
-
-def spread(mean: float, variance: float) -> Spread:
-    """Of this mean and variance."""
-    if mean <= 0 or variance <= 0:
-        return Spread(max(mean, 0.0), 1.0, 0.0)
-    shape = max(mean * mean / variance, 0.15)
-    return Spread(mean, 1.0 - 1.0 / (9.0 * shape), 1.0 / (3.0 * math.sqrt(shape)))
+def _bin_mean(k: int) -> float:
+    """Of a quantity whose logarithm is even within the bin."""
+    low, high = wait_at(k), wait_at(k + 1)
+    return (high - low) / math.log(high / low)
 
 
 class Sampler:
@@ -156,7 +201,7 @@ class Sampler:
         self._reset = spread(profile.reset.mean, profile.reset.variance)
         self._reward = spread(profile.reward.mean, profile.reward.variance)
         self._tokens: dict[tuple[int, int], Spread] = {}
-        self._sums: dict[int, Spread] = {}
+        self._sums: dict[int, tuple[Spread, list[float]]] = {}
 
     def work(self, done: int, common: float, idle: float | None, *, begun: bool) -> Work:
         """Of a trajectory that made `done` turns; `idle`: seconds in its environment so far, None = in the engine."""
@@ -182,10 +227,27 @@ class Sampler:
             return 0.0
         if count <= DIRECT_WAITS:
             return sum(self._waits.at(self._draws.share()) for _ in range(count))
+        waits = self._waits
         found = self._sums.get(count)
         if found is None:
-            found = self._sums[count] = spread(count * self._waits.mean, count * self._waits.variance)
-        return found.at(self._draws.normal())
+            expected = count * waits.rare_share
+            chances = list(accumulate(_binomial(count, waits.rare_share)))
+            usual = count - expected
+            found = self._sums[count] = (
+                spread(
+                    usual * waits.usual_mean,
+                    usual * waits.usual_variance,
+                    waits.usual_skewness / math.sqrt(max(usual, 1.0)),
+                ),
+                chances,
+            )
+        total = found[0].at(self._draws.normal())
+        if waits.rare_share > 0:
+            rare = bisect_left(found[1], self._draws.share())
+            total += (count * waits.rare_share - rare) * waits.usual_mean  # they take the place of usual ones
+            for _ in range(rare):
+                total += waits.at(1.0 - waits.rare_share * self._draws.share())
+        return max(total, 0.0)
 
     def tokens(self, done: int, total: int) -> Spread:
         """Generated in turns `done` + 1 … `total` of a trajectory of that length."""
@@ -195,15 +257,33 @@ class Sampler:
         return found
 
 
+def _binomial(count: int, share: float) -> list[float]:
+    """Chances of 0, 1, 2, … of `count`, without a tail that cannot be drawn."""
+    chance, found = math.pow(1.0 - share, count), list[float]()
+    while sum(found) < 1.0 - NO_CHANCE and len(found) < count:
+        found.append(chance)
+        made = len(found)
+        chance *= (count - made + 1) / made * share / (1.0 - share)
+    return found
+
+
 def tokens_left(profile: Profile, done: int, total: int) -> Spread:
-    """From the tokens per turn of trajectories of that length, shifted by what later stages have more or less."""
+    """From the line of tokens over turns of trajectories about that long, shifted by what later stages have more."""
     turns = total - done
-    own = profile.lengths[stage(total)].generated
     whole, later = _stage_mean(profile, 0, total), _stage_mean(profile, done, total)
-    if own.count >= 3.0:  # noqa: PLR2004 - a variance of fewer means nothing
-        mean = own.mean * later / whole if whole > 0 else own.mean
-        return spread(turns * mean, turns * total * own.variance)
-    return spread(turns * later, turns * profile.generated.variance)
+    variation = math.sqrt(max(profile.generated.variance, 0.0)) / max(profile.generated.mean, 1.0)
+    skewness = variation * (3.0 + variation * variation) / math.sqrt(turns)
+    own = profile.lengths[stage(total)]
+    if own.generated.count < MIN_LINE:
+        return spread(turns * later, turns * (variation * later) ** 2, skewness)
+    per_turn = own.generated.mean / max(own.turns.mean, 1.0)
+    trust = own.turns.variance * (1.0 + LINE_PRIOR / own.turns.count) + NO_SPREAD
+    slope = (own.covariance + (trust - own.turns.variance) * per_turn) / trust
+    mean = max(own.generated.mean + slope * (total - own.turns.mean), 0.0) * turns / total
+    mean *= later / whole if whole > 0 else 1.0
+    around = own.generated.variance - 2.0 * slope * own.covariance + slope * slope * own.turns.variance
+    limited = slope < LIMITED * per_turn
+    return spread(mean, max(around, 0.0) * turns / max(own.turns.mean, 1.0), 0.0 if limited else skewness)
 
 
 def _stage_mean(profile: Profile, done: int, total: int) -> float:

@@ -56,11 +56,22 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Finished trajectories whose length is in one bin (`bins.stage`): their own means per turn."""
+    """Finished trajectories whose length is in one bin (`bins.stage`).
 
+    Where contexts are limited, longer ones make fewer tokens per turn.
+    """
+
+    turns: Moments = UNKNOWN
     generated: Moments = UNKNOWN
-    appended: Moments = UNKNOWN
-    """Of turns 2 and later."""
+    """Tokens of all turns together."""
+    covariance: float = 0.0
+    """Of the two."""
+
+    def sane(self) -> Length:
+        """Itself, or nothing known where a number is impossible."""
+        covariance = known(self.covariance, low=-1e18, high=1e18)
+        parts = self.turns.sane(), self.generated.sane()
+        return Length(*parts, covariance) if covariance is not None and all(part.count for part in parts) else Length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +143,7 @@ class Profile:
         usable: dict[str, Any] = {name: getattr(self, name).sane() for name in _MOMENTS}
         usable |= {name: tuple(known(value) or 0.0 for value in getattr(self, name)) for name in _BINS}
         usable["stages"] = tuple(Stage(*(m.sane() for m in _parts(one, _STAGE))) for one in self.stages)
-        usable["lengths"] = tuple(Length(*(m.sane() for m in _parts(one, _LENGTH))) for one in self.lengths)
+        usable["lengths"] = tuple(one.sane() for one in self.lengths)
         usable["recent"] = tuple(moments.sane() for moments in self.recent)
         pairs, products = self.sibling_pairs
         usable["sibling_pairs"] = (known(pairs) or 0.0, known(products, low=-1e15) or 0.0)
@@ -152,7 +163,7 @@ class Profile:
             "missed": {route: value.to_list() for route, value in sorted(self.missed.items())},
             **{key: [short(value) for value in getattr(self, name)] for name, key in _BINS.items()},
             "stages": [[m.to_list() for m in _parts(one, _STAGE)] for one in self.stages],
-            "lengths": [[m.to_list() for m in _parts(one, _LENGTH)] for one in self.lengths],
+            "lengths": [[one.turns.to_list(), one.generated.to_list(), short(one.covariance)] for one in self.lengths],
             "recent": [moments.to_list() for moments in self.recent],
             "siblings": [[key, short(count), short(total)] for key, (count, total) in self.siblings],
             "siblingPairs": [short(value) for value in self.sibling_pairs],
@@ -170,7 +181,7 @@ class Profile:
             **fields,
             missed={str(k): Moments.from_list(v) for k, v in missed.items()} if isinstance(missed, dict) else {},
             stages=tuple(Stage(*_moments_in(row, len(_STAGE))) for row in _rows(data.get("stages"))),
-            lengths=tuple(Length(*_moments_in(row, len(_LENGTH))) for row in _rows(data.get("lengths"))),
+            lengths=tuple(_length_in(row) for row in _rows(data.get("lengths"))),
             recent=tuple(_moments_in(data.get("recent"), 3)),
             siblings=_siblings_in(data.get("siblings")),
             sibling_pairs=_pair_in(data.get("siblingPairs")),
@@ -201,7 +212,6 @@ _BINS = {
     "ended": "ended",
 }
 _STAGE = ("appended", "generated", "context", "log_appended", "log_generated")
-_LENGTH = ("generated", "appended")
 
 
 def update(profile: Profile | None, records: Iterable[TurnRecord | TrajectoryRecord]) -> Profile:
@@ -232,6 +242,12 @@ def _from_first_version(profile: Profile) -> Profile:
 
 def _parts(one: object, names: tuple[str, ...]) -> list[Moments]:
     return [getattr(one, name) for name in names]
+
+
+def _length_in(data: object) -> Length:
+    turns, generated, covariance = ((list(data) if isinstance(data, (list, tuple)) else []) + [None] * 3)[:3]
+    known_covariance = known(covariance, low=-1e18, high=1e18)
+    return Length(Moments.from_list(turns), Moments.from_list(generated), known_covariance or 0.0)
 
 
 def _rows(data: object) -> list[object]:

@@ -51,7 +51,7 @@ class TrajectoryRecord:
     generated_tokens: int | None = None
     """By all its turns together."""
     appended_tokens: int | None = None
-    """By its turns 2 and later together, as in `TurnRecord.appended_tokens`."""
+    """Of its turns 2 and later together, as in `TurnRecord.appended_tokens`."""
     reset_seconds: float | None = None
     """From its start to its first request."""
     reward_seconds: float | None = None

@@ -79,7 +79,7 @@ class Stations:
         held, passes = self._held(here, turn)
         tokens = self.computed(turn.local_tokens, turn.context_tokens, contexts, workers)
         stall = self._chunk(tokens, turn)
-        step = decode_seconds(self.table, held, turn.context_tokens)
+        step = decode_seconds(self.table, held, turn.context_tokens + turn.generated_tokens / 2)
         per_turn = held * stall * passes
         return Slowness(per_turn + step / 2, step * passes, per_turn)
 
@@ -87,7 +87,7 @@ class Stations:
         """Prefill workers, then the hand-off, then decode workers (with the appends they prefill themselves)."""
         here = 1.0 + at.decoding * self._others(at.running, self.shape.decode) / self.shape.decode
         held, passes = self._held(here, turn)
-        step = decode_seconds(self.table, held, turn.context_tokens)
+        step = decode_seconds(self.table, held, turn.context_tokens + turn.generated_tokens / 2)
         local, per_turn = turn.local_share, step / 2
         if local > 0.0:
             per_turn += local * held * self._chunk(turn.local_tokens, turn) * passes

@@ -28,8 +28,8 @@ def test_a_change_of_phase_is_noticed_within_the_turns_of_one_small_batch() -> N
 def test_noise_is_no_change_of_phase() -> None:
     noisy = [turn(2, appended_tokens=number) for number in (5, 20, 80, 320, 1280)] * 100
     profile = update(update(None, noisy), noisy)
-    # (1 − 2^(−1000/2048)) / (1 − 2^(−1/2048)): 1000 turns that fade with a half-life of 2048
-    assert profile.effective_turns == pytest.approx(848, abs=1)
+    # (1 − 2^(−1000/16384)) / (1 − 2^(−1/16384)): 1000 turns that fade with a half-life of 16,384
+    assert profile.effective_turns == pytest.approx(979, abs=1)
 
 
 def test_a_long_environment_makes_a_phase_too() -> None:
