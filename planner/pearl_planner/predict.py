@@ -64,8 +64,15 @@ class Workload:
     """Whether trajectories of later batches take the places of those of this batch that end."""
 
     def missed(self, route: str) -> float:
-        """Measured tokens beyond the derived ones on this route; a rate of one mode is never carried to another."""
-        return dict(self.missed_tokens).get(route, 0.0)
+        """Measured tokens beyond the derived ones on this route; a rate of one mode is never carried to another.
+
+        Only a decode worker that never prefilled is held to miss as little as the best of the others, since what the
+        agent itself breaks is missed everywhere.
+        """
+        known = dict(self.missed_tokens)
+        if route == "local" and route not in known:
+            return max(0.0, min(known.values(), default=0.0))
+        return known.get(route, 0.0)
 
     def at(self, turn: float) -> tuple[float, float]:
         """Context and appended tokens of a turn of this number."""
@@ -236,7 +243,8 @@ def turn_of(shape: Shape, load: Workload, local_below: int, number: float | None
     history = max(context - appended, 0.0) / max(load.context_tokens - load.appended_tokens, 1.0)
     if not shape.prefill:
         return Turn(context, appended + history * load.missed("colocated"), 0.0, 1.0, load.generated_tokens)
-    share, local_mean, remote_mean = split_appends(load, local_below)
+    # The gateway compares all uncached tokens with the threshold, missed ones as well.
+    share, local_mean, remote_mean = split_appends(load, int(local_below - load.missed("local")))
     scale = appended / max(load.appended_tokens, 1e-9)
     remote = max(1.0, remote_mean * scale + retained + history * load.missed("disaggregated"))
     return Turn(context, local_mean * scale + history * load.missed("local"), remote, share, load.generated_tokens)

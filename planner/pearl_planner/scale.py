@@ -110,7 +110,9 @@ def _engines(snapshot: Snapshot, policy: Policy) -> list[tuple[Role, _Seen]]:
 def _local_share(profile: Profile, memory: Memory) -> float:
     """Share of turns that decode workers prefill themselves."""
     total = sum(profile.appended_bins)
-    below = memory.local_append_tokens or 0
+    missed = {route: moments.mean for route, moments in profile.missed.items()}
+    least = max(0.0, missed.get("local", min(missed.values(), default=0.0)))
+    below = (memory.local_append_tokens or 0) - least
     return sum(n for k, n in enumerate(profile.appended_bins) if 2 ** (k + 1) <= below) / total if total > 0 else 0.0
 
 

@@ -110,6 +110,17 @@ def test_the_share_of_local_turns_comes_from_the_histogram() -> None:
     assert remote == pytest.approx(768)
 
 
+def test_a_turn_that_misses_much_is_not_prefilled_on_the_decode_worker() -> None:
+    bins = [0.0] * 20
+    bins[5] = 4.0  # all of 32–63 tokens
+    one = replace(load(40, 100), appended_bins=tuple(bins), missed_tokens=(("disaggregated", 9000.0),))
+    # The gateway compares 40 + 9000 uncached tokens with the threshold.
+    assert turn_of(Shape(0, 1, 1), one, 64).local_share == 0.0
+    assert turn_of(Shape(0, 1, 1), replace(one, missed_tokens=()), 64).local_share == 1.0
+    measured = replace(one, missed_tokens=(("disaggregated", 9000.0), ("local", 0.0)))
+    assert turn_of(Shape(0, 1, 1), measured, 64).local_share == 1.0
+
+
 def test_decode_heavy_and_prefill_heavy_work_want_opposite_ratios() -> None:
     for trajectories in (6, 12, 24):
         _, one_two, two_one = rates(load(40, 120, trajectories=trajectories))
