@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pearl_planner.profile import Profile
     from pearl_planner.types import Batch
 
-SAMPLES = 4096
+SAMPLES = 2048
 """Trajectories drawn for a decision; `MAX_PATHS` bounds the paths of a small batch."""
 MAX_PATHS = 128
-MIN_PATHS = 8
+MIN_PATHS = 4
 STRATA = 28
 TOP_STRATA = 4
 SPEEDS = ((0.05, 0.004), (0.05, 0.012), (0.05, 0.04), (1.0, 0.012), (1.0, 0.15))
@@ -43,6 +43,9 @@ RARE_WEIGHT = 0.25
 MAX_SKEW = 4.0
 NO_SKEW = 0.05
 NO_CHANCE = 1e-6
+QUANTILES = 256
+EXACT_PLACE = 250
+"""Quantiles of the waits are looked up in a table, but for the highest."""
 MIN_LINE = 8.0
 """Trajectories below which no line of tokens over turns is drawn."""
 LINE_PRIOR = 4.0
@@ -153,6 +156,10 @@ class Waits:
         third = sum(v * (x - self.usual_mean) ** 3 for v, x in values)
         deviation = math.sqrt(max(self.usual_variance, 0.0))
         self.usual_skewness = third / deviation**3 if deviation > NO_SPREAD * self.usual_mean else 0.0
+        shares = [(i + 0.5) / QUANTILES for i in range(QUANTILES)]
+        self._table = [self.at(share) for share in shares]
+        self._rare_table = [self.at(1.0 - self.rare_share * (1.0 - share)) for share in shares]
+        self._gone: dict[float, float] = {}
 
     def _rare(self, bins: Sequence[float], total: float) -> tuple[float, int]:
         """Share of the long waits, and their first bin: the most bins that hold no more than `RARE_SHARE`."""
@@ -165,8 +172,18 @@ class Waits:
             return 0.0, len(bins)
         return held / total, cut
 
+    def draw(self, share: float) -> float:
+        """The wait below which about this share of them lies."""
+        place = int(share * QUANTILES)
+        return self._table[place] if place < EXACT_PLACE else self.at(share)
+
+    def draw_rare(self, share: float) -> float:
+        """Likewise, of the rare long ones."""
+        place = int(share * QUANTILES)
+        return self._rare_table[place] if place < EXACT_PLACE else self.at(1.0 - self.rare_share * (1.0 - share))
+
     def at(self, share: float) -> float:
-        """The wait below which this share of them lies."""
+        """The wait below which exactly this share of them lies."""
         if not self._below:
             return self.mean
         wanted = share * self._below[-1]
@@ -177,13 +194,10 @@ class Waits:
 
     def rest(self, idle: float, draw: float) -> float:
         """What is left of a wait that lasted `idle` seconds so far."""
-        if not self._below:
-            return max(self.mean - idle, 0.0)
-        low, high = 0.0, 1.0
-        for _ in range(12):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.at(middle) < idle else (low, middle)
-        return max(self.at(low + (1.0 - low) * draw) - idle, 0.0)
+        gone = self._gone.get(idle)
+        if gone is None:
+            gone = self._gone[idle] = bisect_left(self._table, idle) / QUANTILES
+        return max(self.at(gone + (1.0 - gone) * draw) - idle, 0.0)
 
 
 def _bin_mean(k: int) -> float:
@@ -226,7 +240,7 @@ class Sampler:
         if count <= 0:
             return 0.0
         if count <= DIRECT_WAITS:
-            return sum(self._waits.at(self._draws.share()) for _ in range(count))
+            return sum([self._waits.draw(self._draws.share()) for _ in range(count)])
         waits = self._waits
         found = self._sums.get(count)
         if found is None:
@@ -246,7 +260,7 @@ class Sampler:
             rare = bisect_left(found[1], self._draws.share())
             total += (count * waits.rare_share - rare) * waits.usual_mean  # they take the place of usual ones
             for _ in range(rare):
-                total += waits.at(1.0 - waits.rare_share * self._draws.share())
+                total += waits.draw_rare(self._draws.share())
         return max(total, 0.0)
 
     def tokens(self, done: int, total: int) -> Spread:
