@@ -115,6 +115,10 @@ class Feed:
             return True
         return False
 
+    def skip_to_step(self, step: int) -> None:
+        """What was not started of the steps before is not wanted any more."""
+        self.started_groups = max(self.started_groups, step * self._workload.groups)
+
     def consume(self, groups: Sequence[Group]) -> None:
         """A training step takes these."""
         for group in groups:

@@ -45,6 +45,7 @@ class Pod:
         "slot",
         "state",
         "ticket",
+        "uid",
         "zone",
     )
 
@@ -55,6 +56,7 @@ class Pod:
         self.role = role
         self.gpus = gpus
         self.name = f"{'borrowed' if zone is Zone.BORROWED else 'worker'}-{slot}-{incarnation}"
+        self.uid = self.name
         self.role_epoch = 0
         self.acked_role = role
         self.acked_epoch = 0
@@ -80,7 +82,7 @@ class Pods:
         self._hooks = hooks
         self.market = market
         self.by_name: dict[str, Pod] = {}
-        self.used_names: set[str] = set()
+        self._created = 0
         self.version = 0
         """Newest weights that new engines load."""
         self.gpu_seconds: dict[Zone, float] = dict.fromkeys(Zone, 0.0)
@@ -106,9 +108,10 @@ class Pods:
     def create(self, slot: Slot, epoch: int) -> None:
         """Make the pod of a slot."""
         pod = Pod(slot.slot, slot.incarnation, slot.zone, slot.role, self._scenario.fleet.gpus_per_worker)
-        if pod.name in self.used_names:
-            raise SimulationError(f"pod {pod.name} was created twice")
-        self.used_names.add(pod.name)
+        if pod.name in self.by_name:
+            raise SimulationError(f"pod {pod.name} was created while it is there")
+        self._created += 1  # a pod that died before any look saw it comes back under its name
+        pod.uid = f"{pod.name}-{self._created}"
         pod.role_epoch = pod.acked_epoch = epoch
         self.by_name[pod.name] = pod
         self.schedule()

@@ -10,6 +10,7 @@ import random
 from typing import TYPE_CHECKING
 
 from pearl_planner.types import WorkerState, Zone
+from pearl_simulator.clock import SimulationError
 
 if TYPE_CHECKING:
     from pearl_simulator.clock import Clock
@@ -77,6 +78,9 @@ class Spot:
         now = self._clock.now + 1e-9
         self._pods.lose([pod for pod in self._pods.by_name.values() if pod.gone_at is not None and pod.gone_at <= now])
         self._pods.lose(self._victims(market.gpus, f"change {index}", noticed=True))
+        held = self._pods.held_gpus(Zone.ELASTIC)
+        if held > market.gpus:
+            raise SimulationError(f"{held} elastic GPUs are held after a fall to {market.gpus}")
 
     def _victims(self, gpus: int, purpose: str, *, noticed: bool = False) -> list[Pod]:
         """Elastic pods that hold more than `gpus` together, drawn by the seed."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from pearl_simulator.pods import Pods
     from pearl_simulator.types import Scenario
 
+_SERVING = (WorkerState.READY, WorkerState.UNREADY)
+
 
 class Tally:
     """Sums since the end of the warm-up, and the shapes of the fleet from the start."""
@@ -50,7 +52,7 @@ class Tally:
         serving = [
             pod.acked_role
             for pod in pods.by_name.values()
-            if pod.state is WorkerState.READY and pod.acked_activity is Activity.ACTIVE
+            if pod.state in _SERVING and pod.acked_activity is Activity.ACTIVE
         ]
         shape = Shape(serving.count(Role.COLOCATED), serving.count(Role.PREFILL), serving.count(Role.DECODE))
         gpus = tuple((zone, pods.held_gpus(zone)) for zone in Zone)

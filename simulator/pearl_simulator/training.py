@@ -46,9 +46,8 @@ class Trainer:
         self.abort: Callable[[Job], None] = lambda _job: None
 
     def start(self) -> None:
-        """Nothing to do yet: lend."""
+        """Nothing to do yet: lend. The first look lets the first groups in."""
         self._lender.offer()
-        self._feed.pump()
 
     def ready_groups(self) -> list[Group]:
         """Complete and not consumed, in the order of completion."""
@@ -108,6 +107,7 @@ class Trainer:
                 if job.uid in self._feed.live:
                     self.abort(job)
         self._feed.consume(rest)
+        self._feed.skip_to_step(self.step)
 
     def _publish(self, _: object) -> None:
         self.version += 1

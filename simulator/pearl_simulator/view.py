@@ -106,7 +106,7 @@ class View:
     def _worker(self, pod: Pod, resident: dict[Engine, int], in_flight: dict[Engine, int]) -> Worker:
         engine, now = pod.engine, self._world.clock.now
         return Worker(
-            uid=pod.name,
+            uid=pod.uid,
             pod=pod.name,
             slot=pod.slot,
             incarnation=pod.incarnation,
@@ -143,12 +143,12 @@ class View:
 
     def _measurements(self) -> Measurements:
         feed = self._world.feed
-        engines = {pod.name: _metrics(pod) for pod in self._world.pods.by_name.values() if pod.engine is not None}
+        engines = {pod.uid: _metrics(pod) for pod in self._world.pods.by_name.values() if pod.engine is not None}
         return Measurements(
             gateway_age_seconds=1.0,
             prometheus_age_seconds=1.0 if engines else None,
             engines={name: metrics for name, metrics in engines.items() if metrics is not None},
-            live_trajectories=len(feed.live),
+            live_trajectories=sum(1 for job in feed.live.values() if has_begun(job)),
         )
 
     def _batch(self) -> Batch | None:
@@ -157,7 +157,8 @@ class View:
         trainer, feed = world.trainer, world.feed
         if self._scenario.training.feeding is Feeding.BARRIER and trainer.waiting_since is None:
             return None
-        started = sum(len(group.jobs) for group in feed.open.values())
+        begun = [job for job in feed.live.values() if has_begun(job)]
+        ended = sum(len(group.jobs) - group.open for group in feed.open.values())
         now = world.clock.now
         return Batch(
             step=trainer.step,
@@ -165,21 +166,26 @@ class View:
             group_size=workload.group_size,
             need_groups=feed.batch_groups,
             complete_groups=sum(1 for group in feed.open.values() if group.complete_at is not None),
-            started=started,
-            finished=started - len(feed.live),
+            started=ended + len(begun),
+            finished=ended,
             elapsed_seconds=now - trainer.opened_at,
-            unfinished=tuple(_trajectory(job, now) for job in feed.live.values()),
+            unfinished=tuple(_trajectory(job, now) for job in begun),
         )
 
     def _trainer(self) -> Trainer:
         trainer, feed = self._world.trainer, self._world.feed
         since = trainer.waiting_since
-        started = sum(len(group.jobs) for group in feed.open.values())
+        ended = sum(len(group.jobs) - group.open for group in feed.open.values())
         return Trainer(
             update_seconds=self._scenario.training.update_seconds if trainer.version else None,
             waiting_seconds=0.0 if since is None else self._world.clock.now - since,
-            ready_trajectories=started - len(feed.live),
+            ready_trajectories=ended,
         )
+
+
+def has_begun(job: Job) -> bool:
+    """Whether the gateway ever saw a turn of it; while its environment is reset there is only the permit."""
+    return job.turn > 0 or job.stage is not Stage.AWAY
 
 
 def _trajectory(job: Job, now: float) -> Trajectory:

@@ -59,7 +59,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Short trajectories with a heavy tail, one in eight ten times as long."""
+    """Short trajectories with a heavy tail, one in eight five times as long."""
 
     groups: int = 4
     group_size: int = 2
@@ -74,7 +74,7 @@ class Drawn:
                 chance.uniform(0.0, 2.0),
                 tuple(
                     turn(chance.randint(1, 60), chance.randint(1, 40), chance.expovariate(1.0))
-                    for _ in range(chance.choice([1, 2, 2, 3, 3, 4, 5, 40]))
+                    for _ in range(chance.choice([1, 1, 2, 2, 3, 3, 4, 12]))
                 ),
             )
             for number in range(self.groups * self.group_size)
