@@ -192,11 +192,15 @@ class Waits:
         inside = (wanted - low) / max(self._below[k] - low, 1e-300)
         return self._scale * wait_at(k + min(max(inside, 0.0), 1.0))
 
+    def below(self, seconds: float) -> float:
+        """Share of the waits that are shorter."""
+        return bisect_left(self._table, seconds) / QUANTILES
+
     def rest(self, idle: float, draw: float) -> float:
         """What is left of a wait that lasted `idle` seconds so far."""
         gone = self._gone.get(idle)
         if gone is None:
-            gone = self._gone[idle] = bisect_left(self._table, idle) / QUANTILES
+            gone = self._gone[idle] = self.below(idle)
         return max(self.at(gone + (1.0 - gone) * draw) - idle, 0.0)
 
 

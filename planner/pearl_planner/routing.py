@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pearl_planner.engine_model import sane_table
 from pearl_planner.numbers import known_count
-from pearl_planner.types import RoutingParameters
+from pearl_planner.predict import predict, workload
+from pearl_planner.types import Feeding, RoutingParameters
 
 if TYPE_CHECKING:
     from pearl_planner.predict import Forecast
     from pearl_planner.types import Batch, Policy, Shape, Snapshot
+
+NOTICEABLE = 0.01
+"""More in flight must raise the throughput by this much."""
+WINDOW_STEPS = 12
+"""Windows tried, from a small one to the limit."""
 
 
 def batch_size(batch: Batch | None, policy: Policy) -> int:
@@ -20,12 +28,29 @@ def batch_size(batch: Batch | None, policy: Policy) -> int:
 
 
 def recommended_window(snapshot: Snapshot, policy: Policy, shape: Shape) -> int:
-    """W ≤ (η + 1)·B − finished but not consumed, within the KV room of the workers that decode; at least one."""
+    """W ≤ (η + 1)·B − finished but not consumed, within KV room, and no more than what still raises the throughput."""
     batch = snapshot.batch
     size = batch_size(batch, policy)
     window = (max(policy.max_staleness, 0) + 1) * size - (batch.finished if batch else 0)
     room = _kv_room(snapshot, policy, shape)
-    return max(1, window if room is None else min(window, room))
+    limit = max(1, window if room is None else min(window, room))
+    # Where batches start one by one all of a batch starts at once: its last trajectory decides.
+    least = batch.group_size if batch and snapshot.memory.feeding is Feeding.REFILL else size
+    return limit if limit <= least else max(least, useful_window(snapshot, policy, shape, limit))
+
+
+def useful_window(snapshot: Snapshot, policy: Policy, shape: Shape, limit: int) -> int:
+    """The smallest window whose steady throughput is the best one up to `limit`, but for `NOTICEABLE`."""
+    load = None if snapshot.profile is None else workload(snapshot.profile, limit, None)
+    if load is None or not shape.workers or not sane_table(policy.table):
+        return limit
+    table = policy.table.scaled(snapshot.memory.model_scale or 1.0)
+    rates: dict[int, float] = {}
+    for step in range(1, WINDOW_STEPS + 1):
+        window = max(limit * step // WINDOW_STEPS, 1)
+        rates[window] = predict(shape, replace(load, trajectories=window), table).prediction.turns_per_second or 0.0
+    best = max(rates.values())
+    return min((window for window, rate in rates.items() if rate >= best * (1.0 - NOTICEABLE)), default=limit)
 
 
 def routing(
