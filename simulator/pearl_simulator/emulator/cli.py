@@ -9,7 +9,6 @@ import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from pearl_planner.tables import TableError, shipped_tables
 from pearl_simulator.emulator.clock import LoopClock
 from pearl_simulator.emulator.config import EngineConfig
 from pearl_simulator.emulator.peers import LocalPeers, Peers
@@ -112,12 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = _config(options)
         LoopClock(options.speed)
-        _ = config.blocks
-    except (TableError, ValueError) as error:
-        names = ", ".join(sorted(shipped_tables()))
-        print(
-            f"error: {error}; tables: {names}" if isinstance(error, TableError) else f"error: {error}", file=sys.stderr
-        )
+    except ValueError as error:  # a TableError is one
+        print(f"error: {error}".replace("set spec.engine.table to one of", "--table takes one of"), file=sys.stderr)
         return 2
     asyncio.run(_serve(options, config))
     return 0

@@ -48,6 +48,16 @@ class EngineConfig:
     weight_transfer: bool = True
     """False = started without `--weight-transfer-config`."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a limit that nothing fits in; the message names the field."""
+        for name in ("max_model_len", "max_sequences", "max_batched_tokens", "block_tokens", "stream_interval"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.kv_tokens < self.block_tokens:
+            raise ValueError(f"kv_tokens is {self.kv_tokens}: a KV cache holds at least one block of block_tokens")
+        if not 0 < self.vocabulary < 2**32 or self.mean_answer_tokens < 0 or not self.lease_seconds > 0:
+            raise ValueError("vocabulary and lease_seconds must be above 0, mean_answer_tokens 0 or more")
+
     @classmethod
     def of_table(cls, name: str, **more: object) -> EngineConfig:
         """An engine of the shipped table `MODEL/HARDWARE`, with the limits that such engines run with.
@@ -75,7 +85,7 @@ class EngineConfig:
     @property
     def blocks(self) -> int:
         """KV blocks, the unusable first one included."""
-        return 1 + max(1, self.kv_tokens // self.block_tokens)
+        return 1 + self.kv_tokens // self.block_tokens
 
 
 def believed_seconds(table: EngineTable, step: Step) -> float:

@@ -96,7 +96,7 @@ class Generations:
         async for _sequence, _delta in _deltas(sequences):
             pass
         if drop is not None:
-            raise BrokenConnectionError
+            await request.break_off()
         if any(one.finish_reason == "error" for one in sequences):
             raise errors.dead() if self._engine.dead else errors.failed("Internal server error")
         await request.answer_json(answer.whole(sequences))

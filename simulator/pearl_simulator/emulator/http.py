@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 Scope = MutableMapping[str, Any]
@@ -65,6 +65,16 @@ class Request:
     async def answer_json(self, body: Any, status: int = 200) -> None:
         """Send a JSON answer."""
         await self.answer(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(), status)
+
+    async def break_off(self) -> NoReturn:
+        """Begin an answer and close the connection.
+
+        Raises:
+            BrokenConnectionError: always; it has to reach the server.
+        """
+        headers = [(b"content-length", b"1000")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        raise BrokenConnectionError
 
     async def open_stream(self) -> None:
         """Begin a stream of events."""

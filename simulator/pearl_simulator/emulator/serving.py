@@ -14,7 +14,7 @@ import random
 import socket
 import time
 import uuid
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -62,7 +62,7 @@ class EmulatedEngine:
         self._wrap = wrap
         self._side: asyncio.Server | None = None
         self._heirs: list[Callable[[], None]] = []
-        self._server: uvicorn.Server | None = None
+        self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.engine: Engine
 
@@ -121,7 +121,7 @@ class EmulatedEngine:
             call()
         if self._server is not None:
             # As vLLM: whoever is inside still gets the error, then nothing listens any more.
-            self._server.should_exit = True
+            self._server.end()
 
     async def kill(self) -> None:
         """Break every connection and listen no more; nobody inside gets an answer."""
@@ -133,7 +133,7 @@ class EmulatedEngine:
     async def stop(self) -> None:
         """End; connections are closed."""
         if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
+            self._server.end()
             if self.engine.dead:  # it died by itself: whoever is inside still gets the error
                 await asyncio.wait([self._serving], timeout=1.0)
             self._server.force_exit = True
@@ -159,6 +159,20 @@ class EmulatedEngine:
 class _Server(uvicorn.Server):
     """A server among others in one process: signals are not its business."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Accept no more, and return from `serve` when those inside have left."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """Wait for the end; uvicorn's own loop wakes ten times a second, which a hundred servers would feel."""
+        self.server_state.default_headers = self.config.encoded_headers
+        await self._ending.wait()
+
     def capture_signals(self) -> Any:
         """Leave the process's handlers alone."""
         return nullcontext()
@@ -168,8 +182,8 @@ class _Server(uvicorn.Server):
 async def emulated_fleet(config: EngineConfig, count: int, **more: Any) -> AsyncIterator[list[EmulatedEngine]]:
     """`count` engines of this process that hand KV to each other."""
     peers = LocalPeers()
-    async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(EmulatedEngine(config, peers=peers, seed=number, **more))
-            for number in range(count)
-        ]
+    engines = [EmulatedEngine(config, peers=peers, seed=number, **more) for number in range(count)]
+    try:
+        yield list(await asyncio.gather(*(one.start() for one in engines)))
+    finally:
+        await asyncio.gather(*(one.stop() for one in engines))
