@@ -85,6 +85,8 @@ class Engine:
         "_clock",
         "_gain",
         "_hooks",
+        "_host",
+        "_linear",
         "_mixed",
         "_order",
         "_overflow",
@@ -135,6 +137,13 @@ class Engine:
         self._clock = clock
         self._calibration = calibration
         self._capacity = calibration.table.kv_capacity_tokens
+        self._host = calibration.host_seconds
+        self._linear = (
+            calibration.table.decode_per_root_sequence_seconds == 0.0
+            and calibration.table.decode_per_context_token_seconds >= 0.0
+            and calibration.table.decode_per_sequence_seconds >= 0.0
+        )
+        """The step time is linear in the contexts; otherwise it is interpolated from change to change."""
         self._mixed = calibration.style is PrefillStyle.MIXED
         self._hooks = hooks
         self._queue: list[tuple[float, int, int, Job]] = []
@@ -343,8 +352,7 @@ class Engine:
         n = len(running)
         if n == 0:
             return
-        v = self._v
-        target = running[0][0]
+        v, target = self._v, running[0][0]
         contexts = self._base + n * v
         self._overflow = False
         if self._capacity is not None:
@@ -352,15 +360,18 @@ class Engine:
             if n * (target - v) > room:
                 target = v + max(room, 0.0) / n
                 self._overflow = True
-        span = max(target - v, 0.0)
-        host = self._calibration.host_seconds
-        tau = decode_seconds(self.table, n, contexts / n) + host
-        end = decode_seconds(self.table, n, contexts / n + span) + host
-        self._tau = tau
-        self._slope = max(end - tau, 0.0) / span if span > 0.0 else 0.0
-        self._target = target
-        self._since = self._clock.now
-        self._clock.after(span * (tau + end) / 2.0, self._wake, self._token)
+        span = target - v if target > v else 0.0
+        tau = decode_seconds(self.table, n, contexts / n) + self._host
+        if self._linear:
+            slope = n * self.table.decode_per_context_token_seconds
+        elif span > 0.0:
+            end = decode_seconds(self.table, n, contexts / n + span) + self._host
+            slope = (end - tau) / span if end > tau else 0.0
+        else:
+            slope = 0.0
+        self._tau, self._slope, self._target = tau, slope, target
+        self._since = now = self._clock.now
+        self._clock.at(now + span * (tau + slope * span / 2.0), self._wake, self._token)
 
     def _wake(self, token: int) -> None:
         if token != self._token:
@@ -407,7 +418,7 @@ class Engine:
         else:
             seconds = prefill_seconds(self.table, tokens, prefix)
             self._gain = 0.0
-        seconds += self._calibration.host_seconds + residual
+        seconds += self._host + residual
         self._chunks = chunks
         self._token += 1
         self._since = self._step_started = self._clock.now

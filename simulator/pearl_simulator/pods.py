@@ -149,16 +149,14 @@ class Pods:
 
     def schedule(self) -> None:
         """Pending pods get GPUs that are free, the oldest first."""
-        limit = {Zone.RESERVED: self._scenario.fleet.reserved_gpus, Zone.ELASTIC: self.market.placeable_gpus}
-        for pod in self.by_name.values():
-            if pod.state is not WorkerState.PENDING or pod.zone is Zone.BORROWED:
-                continue
-            held = sum(
-                one.gpus
-                for one in self.by_name.values()
-                if one.zone is pod.zone and one.held_since is not None and one.gone_at is None
-            )
-            if held + pod.gpus <= limit[pod.zone]:
+        free = {Zone.RESERVED: self._scenario.fleet.reserved_gpus, Zone.ELASTIC: self.market.placeable_gpus}
+        pods = [pod for pod in self.by_name.values() if pod.zone is not Zone.BORROWED]
+        for pod in pods:
+            if pod.held_since is not None and pod.gone_at is None:
+                free[pod.zone] -= pod.gpus
+        for pod in pods:
+            if pod.state is WorkerState.PENDING and pod.gpus <= free[pod.zone]:
+                free[pod.zone] -= pod.gpus
                 pod.state = WorkerState.STARTING
                 self.hold(pod)
                 self._clock.after(self._scenario.costs.start_seconds, self._started, (pod, pod.ticket))
