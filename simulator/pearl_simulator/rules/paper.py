@@ -46,8 +46,8 @@ class PaperRule:
     _decoding: list[float] = field(default_factory=list)
     _scales: list[float] = field(default_factory=list)
     """Measured over tabulated step time of decode workers, which nothing disturbs."""
-    _excesses: list[float] = field(default_factory=list)
-    """Seconds per token of colocated workers beyond the tabulated step."""
+    _excesses: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds per token of colocated workers beyond the tabulated step, and the neighbours that held them up."""
     _scale: float = 1.0
     _excess: float = 0.0
 
@@ -114,7 +114,7 @@ class PaperRule:
             if worker.role is Role.DECODE:
                 self._scales.append(between / tabulated)
             else:
-                self._excesses.append(between - self._scale * tabulated)
+                self._excesses.append((between - self._scale * tabulated, max(running - 1.0, 0.0)))
 
     def _refit(self, snapshot: Snapshot, policy: Policy) -> None:
         """S, r, ΔL, θ, A, b and t_pre of the step that ended (or of what there is, the first time)."""
@@ -122,7 +122,8 @@ class PaperRule:
         if load is None or not self._decoding or not self._slowest_turns:
             return
         self._scale = clamp(median(self._scales) or self._scale, 0.2, 5.0)
-        self._excess = self._excess if not self._excesses else median(self._excesses) or 0.0
+        neighbours = sum(count for _, count in self._excesses)
+        self._excess = self._excess if neighbours <= 0 else sum(one for one, _ in self._excesses) / neighbours
         table, batch = policy.table.scaled(self._scale), snapshot.batch
         size = trajectories(snapshot, policy) if batch is None else batch.groups * batch.group_size
         if policy.window is not None and policy.window > 0:
@@ -157,7 +158,7 @@ class PaperRule:
 
     def _overlap(self, load: Workload, prefill: float, crowd: float) -> float:
         """T_over: a turn's excess over decode, less the prefills of all sequences of its worker."""
-        return max(0.0, self._excess * load.generated_tokens - prefill * crowd)
+        return crowd * max(0.0, self._excess * load.generated_tokens - prefill)
 
     def _seconds(self, shape: Shape) -> float:
         """Of a shape; a colocated worker saw what it generated, so retained tokens are not new to it."""
