@@ -67,7 +67,7 @@ def switch_cost_seconds(workers: Sequence[Worker], roles: dict[str, Role], situa
 
 def total_seconds(forecast: Forecast, present: Forecast, situation: Situation) -> float:
     """What is compared: the rest of the batch with the switch, or the horizon's work at the present rate."""
-    cost = forecast.prediction.switch_cost_seconds
+    cost = forecast.prediction.switch_cost_seconds * (2.0 if situation.returns else 1.0)
     value, now = situation.seconds(forecast), situation.seconds(present)
     if not math.isfinite(value) or forecast.prediction.makespan_seconds is not None:
         return value + cost
@@ -92,6 +92,19 @@ def judge(present: Forecast, forecasts: Sequence[Forecast], situation: Situation
     unaffordable = _better_enough(with_cost(best_free, 0.0), present, situation, now)
     reason = Reason.SWITCH_COST_TOO_HIGH if unaffordable else Reason.WITHIN_DEADBAND
     return Verdict(present, reason, finalists, rival)
+
+
+def best_of(forecasts: Sequence[Forecast], present: Forecast, situation: Situation) -> Forecast:
+    """The best where the number of workers changes anyway; the mode only for more than errors and the threshold."""
+    mode = present.prediction.shape.mode
+    times = {one.prediction.shape: total_seconds(one, present, situation) for one in forecasts}
+    ranked = sorted(forecasts, key=lambda one: (times[one.prediction.shape], str(one.prediction.shape)))
+    alike = [one for one in ranked if one.prediction.shape.mode is mode]
+    if not alike or ranked[0] is alike[0] or not math.isfinite(times[alike[0].prediction.shape]):
+        return ranked[0]
+    here, there = times[alike[0].prediction.shape], times[ranked[0].prediction.shape]
+    least = situation.policy.ratio_threshold + error_of_difference(ranked[0], alike[0], situation)
+    return ranked[0] if here - there > least * here else alike[0]
 
 
 def _better_enough(one: Forecast, present: Forecast, situation: Situation, now: float) -> bool:

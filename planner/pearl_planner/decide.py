@@ -11,6 +11,7 @@ from pearl_planner.assign import assign, stays
 from pearl_planner.choose import (
     FINALISTS,
     Verdict,
+    best_of,
     faded_threshold,
     judge,
     rival_memory,
@@ -18,9 +19,9 @@ from pearl_planner.choose import (
     with_cost,
 )
 from pearl_planner.engine_model import sane_table
-from pearl_planner.evaluate import Situation, candidates, coarse, contenders, grid
+from pearl_planner.evaluate import Situation, candidates, coarse, coarse_count, contenders, grid
 from pearl_planner.facts import Sizes, fleet, missing_data, sizes
-from pearl_planner.feeding import rounds_of, trainer_floor_seconds
+from pearl_planner.feeding import full_flight, held_up, next_flight, rounds_of, trainer_floor_seconds
 from pearl_planner.gates import Count, elastic_count
 from pearl_planner.lengths import lengths
 from pearl_planner.makespan import remainder
@@ -72,9 +73,11 @@ def situation(snapshot: Snapshot, policy: Policy) -> Situation | tuple[Reason, s
     if alive == 0:
         return Reason.IDLE, "no trajectory is in flight"
     feeding = None if snapshot.batch is None else snapshot.memory.feeding or Feeding.BARRIER
-    barrier = feeding is Feeding.BARRIER
-    waiting = snapshot.trainer.ready_trajectories if snapshot.trainer and not barrier else None
-    load = workload(snapshot.profile, alive + (waiting or 0), None)
+    rounds = _rounds(snapshot, snapshot.profile) if feeding is Feeding.BARRIER else ()
+    refill = feeding is Feeding.REFILL
+    returns = refill and held_up(snapshot, policy)
+    barrier = feeding is Feeding.BARRIER or returns
+    load = workload(snapshot.profile, next_flight(snapshot, policy) if refill and not returns else alive, None)
     if load is None:
         return Reason.NO_DATA, "too few turns measured"
     floor = 0.0 if barrier else trainer_floor_seconds(snapshot, policy, load.turns_per_trajectory)
@@ -84,8 +87,10 @@ def situation(snapshot: Snapshot, policy: Policy) -> Situation | tuple[Reason, s
         policy=policy,
         memory=snapshot.memory,
         window=known_count(policy.window) or None,
-        feeding=feeding,
-        rounds=_rounds(snapshot, snapshot.profile) if barrier else (),
+        feeding=Feeding.BARRIER if barrier else feeding,
+        rounds=rounds,
+        full=coarse_count(full_flight(snapshot, policy)) if refill else None,
+        returns=returns,
         floor_seconds=grid(floor),
         errors=_errors(snapshot.profile),
     )
@@ -110,6 +115,8 @@ def exact(snapshot: Snapshot, known: Situation) -> Situation:
     """The same situation comparing the rest of the open batch, where it has an end of its own."""
     if known.feeding is not Feeding.BARRIER or snapshot.batch is None or snapshot.profile is None:
         return known
+    if snapshot.batch.complete_groups >= snapshot.batch.need_groups:
+        return known  # nobody waits for the others
     rest = remainder(snapshot.profile, snapshot.batch)
     return known if rest is None else replace(known, load=replace(known.load, rest=rest))
 
@@ -206,7 +213,7 @@ def _judged(
     priced = _priced(snapshot, rest, target_sizes, present, near)
     verdict = judge(present, priced, rest, now=now)
     if free and priced:
-        verdict = Verdict(min(priced, key=rest.seconds), Reason.APPLIED, verdict.finalists)
+        verdict = Verdict(best_of(priced, present, rest), Reason.APPLIED, verdict.finalists)
     return verdict, present
 
 

@@ -45,6 +45,10 @@ class Situation:
     rounds: tuple[tuple[int, float], ...] = ()
     """(trajectories alive, rounds in which about so many are) of a batch from its beginning, with a barrier; sizes are
     judged by it, since the tail of a batch needs few workers but the next one needs them again. Empty = steady."""
+    full: int | None = None
+    """Trajectories in flight by which sizes are judged where `rounds` is empty; None = those of `load`."""
+    returns: bool = False
+    """Whether the shape must change again as soon as this batch is complete: then a switch costs twice."""
     floor_seconds: float = 0.0
     """Seconds per turn that the trainer can consume at most; being faster helps nobody. 0 = no such limit."""
     errors: tuple[tuple[str, float], ...] = ()
@@ -158,7 +162,8 @@ def _descend(at: Callable[[int], float], start: int, *, low: int, high: int) -> 
 def best_seconds(situation: Situation, count: int, *, near: Shape | None = None) -> float:
     """What the best shape of `count` workers needs per turn, or for a whole batch as it thins out."""
     if not situation.rounds:
-        found = candidates(situation, count, near=near)
+        load = situation.with_alive(situation.full or situation.load.trajectories)
+        found = candidates(situation, count, near=near, load=load)
         return situation.seconds(found[0]) if found else math.inf
     total = 0.0
     for alive, rounds in situation.rounds:

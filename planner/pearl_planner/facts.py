@@ -168,6 +168,7 @@ def _clean_memory(memory: Memory) -> Memory:
         capacity_changed_at=known(memory.capacity_changed_at),
         elastic_gpus_seen=known_count(memory.elastic_gpus_seen),
         looked_at=known(memory.looked_at),
+        live_peak=known(memory.live_peak, high=1e7),
         rival_since=known(memory.rival_since),
         surplus_since=known(memory.surplus_since),
         wake_seen_at=known(memory.wake_seen_at),

@@ -41,6 +41,39 @@ def evident_feeding(snapshot: Snapshot, policy: Policy) -> Feeding | None:
     return Feeding.BARRIER if room and 2 * batch.finished >= size and beyond <= 0 else None
 
 
+def held_up(snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether the trainer waits for groups to become complete while the staleness bound admits no further group.
+
+    Then nobody takes the places of those that end, as with a barrier.
+    """
+    trainer, batch, live = snapshot.trainer, snapshot.batch, snapshot.measurements.live_trajectories
+    if trainer is None or batch is None or live is None or not trainer.waiting_seconds:
+        return False
+    if batch.complete_groups >= batch.need_groups:
+        return False
+    admitted = live + (trainer.ready_trajectories or 0)
+    return admitted + batch.group_size > (policy.max_staleness + 1) * batch.groups * batch.group_size
+
+
+def full_flight(snapshot: Snapshot, policy: Policy) -> int:
+    """Trajectories in flight with refill when the window is full: no more than were seen lately."""
+    bound = (policy.max_staleness + 1) * batch_size(snapshot.batch, policy)
+    window = policy.window or bound
+    live = snapshot.measurements.live_trajectories or 0
+    peak = snapshot.memory.live_peak
+    return max(live, min(window, bound, round(peak) if peak is not None else live))
+
+
+def next_flight(snapshot: Snapshot, policy: Policy) -> int:
+    """Trajectories in flight with refill in the near future: the window fills as far as the staleness bound admits."""
+    full, trainer, batch = full_flight(snapshot, policy), snapshot.trainer, snapshot.batch
+    if trainer is None or not trainer.waiting_seconds or (batch and batch.complete_groups >= batch.need_groups):
+        return full
+    bound = (policy.max_staleness + 1) * batch_size(snapshot.batch, policy)
+    live = snapshot.measurements.live_trajectories or 0
+    return max(live, min(full, bound - (trainer.ready_trajectories or 0)))
+
+
 def rounds_of(shares: Sequence[float], size: int) -> tuple[tuple[int, float], ...]:
     """(alive, rounds) of a batch of `size` whose trajectories make at most s turns with chance `shares[s]`.
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pearl_planner.types import Memory, Policy, Snapshot
 
 
+PEAK_HALF_LIFE_SECONDS = 1800.0
+
+
 def learn(snapshot: Snapshot, policy: Policy) -> Memory:
     """The memory after this look; decisions add the target that they start."""
     memory = learn_costs(snapshot)
@@ -32,6 +35,7 @@ def learn(snapshot: Snapshot, policy: Policy) -> Memory:
         elastic_gpus_seen=memory.elastic_gpus_seen if elastic is None else elastic,
         feeding=evident_feeding(snapshot, policy) or memory.feeding,
         looked_at=snapshot.now,
+        live_peak=_live_peak(snapshot),
     )
 
 
@@ -49,3 +53,11 @@ def _elastic_gpus(snapshot: Snapshot) -> int | None:
     if free is None:
         return None
     return free + sum(worker.gpus for worker in snapshot.workers if worker.zone is Zone.ELASTIC)
+
+
+def _live_peak(snapshot: Snapshot) -> float | None:
+    memory, live = snapshot.memory, snapshot.measurements.live_trajectories
+    if live is None or memory.live_peak is None:
+        return memory.live_peak if live is None else float(live)
+    passed = snapshot.now - (snapshot.now if memory.looked_at is None else memory.looked_at)
+    return max(float(live), float(f"{memory.live_peak * 0.5 ** (max(passed, 0.0) / PEAK_HALF_LIFE_SECONDS):.6g}"))

@@ -28,6 +28,7 @@ TABLE_ERROR = 1.15
 """Slowness up to this is a table's ordinary error."""
 MOST_INTERFERENCE = 1.8
 """Slowness by more than this factor is not held to be interference alone."""
+SETTLING = 12
 LEAST_SHARE = 0.02
 """Interference that takes less of a worker's time is none."""
 
@@ -129,8 +130,19 @@ def _seen(
         return _Seen(step / between, 0.0, 0.0)
     missed = profile.missed.get("colocated")
     new = max(profile.appended.mean + (max(missed.mean, 0.0) if missed else 0.0), 1.0)
-    prefills = prefilled_share * running / between / generated  # n/τ tokens per second, r of them a turn
+    prefills = prefilled_share * _at_any_time(running) / between / generated  # n/τ tokens per second, r of them a turn
     return _Seen(step / between, prefills, chunk_seconds(table, new, max(context_tokens - new, 0.0)))
+
+
+def _at_any_time(running: float) -> float:
+    """Mean sequences at any time, of those at the times when there are some (Poisson: n = ν/(1 − e^−ν)).
+
+    A prefill that comes while nobody decodes makes nobody wait.
+    """
+    mean = running
+    for _ in range(SETTLING):
+        mean = running * -math.expm1(-mean)
+    return mean
 
 
 def _means(found: list[_Seen]) -> _Seen | None:

@@ -302,6 +302,8 @@ class Memory:
     """Time of the last look."""
     feeding: Feeding | None = None
     """What the last clear evidence said."""
+    live_peak: float | None = None
+    """Most live trajectories seen lately, fading."""
     rival: Shape | None = None
     """Shape that was predicted better than the present one at the last look, though not by the threshold."""
     rival_since: float | None = None
