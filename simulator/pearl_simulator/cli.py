@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import shlex
+import signal
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -63,6 +64,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: done; 2: the input cannot be used, with a sentence that says why; 130: interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the processes it started end with it
     console = Console(stderr=True)
     try:
         return _run(_parser().parse_args(given), given, console)

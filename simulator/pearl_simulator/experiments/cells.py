@@ -27,7 +27,7 @@ WINDOW = 64
 UPDATE_SECONDS = 82.0
 """One update on 16 training GPUs: the PEARL paper's 163.8 s on 8, halved."""
 FULL_SECONDS, FULL_WARMUP_SECONDS = 7200.0, 900.0
-QUICK_SECONDS, QUICK_WARMUP_SECONDS = 2400.0, 600.0
+QUICK_SECONDS, QUICK_WARMUP_SECONDS = 1500.0, 500.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from itertools import product
-from math import exp, log
+from math import log
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from pearl_simulator.rules.hindsight import Candidate, Found, clairvoyant, stati
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pearl_simulator.experiments.common import Row
+    from pearl_simulator.experiments.common import Row, Rows
     from pearl_simulator.experiments.policies import Policy
     from pearl_simulator.experiments.setting import Setting
     from pearl_simulator.types import Scenario
@@ -34,10 +33,11 @@ FIRST_SEED = 100
 SEEDS = 1
 SECONDS, WARMUP_SECONDS = 3000.0, 900.0
 """Shorter windows than the reported ones."""
-PLACES = (("8B", "S1"), ("8B", "S2"), ("30B-A3B", "S3"))
-"""(model, segment) that parameters are tuned on: every segment and both models, once."""
+HINDSIGHT_SECONDS = 4800.0
+PLACES = (("8B", "S2"), ("30B-A3B", "S1"))
+"""(model, segment) that parameters are tuned on."""
 ABOUT = (
-    "Every combination of each baseline's parameters on three of the six cells, by the geometric mean of its "
+    "Each baseline's parameters, one after the other, on two of the six cells, by the geometric mean of its "
     "throughput, per calibration; and per cell the best fixed proportion and the best schedule."
 )
 Parameters = tuple[tuple[str, float], ...]
@@ -72,40 +72,52 @@ def run(setting: Setting, simulated: Callable[[Job], Row] = simulate) -> Report:
 def _tuned(
     setting: Setting, seeds: Sequence[int], simulated: Callable[[Job], Row]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Rule → calibration → parameters."""
+    """Rule → calibration → parameters, one parameter after the other in the order of the rule's grid."""
     policies = [policy for policy in POLICIES if tunables(policy.rule)]
-    places = [(policy, calibration) for policy in policies for calibration in CALIBRATIONS]
-    todo = [job for policy, calibration in places for job in _grid(policy, calibration, seeds)]
-    found = rows(setting.pool.map(simulated, todo, "parameters"))
-    chosen: dict[str, dict[str, dict[str, float]]] = {}
-    for policy, calibration in places:
-        keys = [cell.key for cell in _places(calibration)]
+    chosen = {(policy, calibration): first(policy.rule) for policy in policies for calibration in CALIBRATIONS}
+    for turn in range(max(len(tunables(policy.rule)) for policy in policies)):
+        tried = {place: others(place[0].rule, known, turn) for place, known in chosen.items()}
+        todo = [job for place, grid in tried.items() for parameters in grid for job in _jobs(*place, parameters, seeds)]
+        found = rows(setting.pool.map(simulated, todo, f"parameter {turn + 1}"))
+        for (policy, calibration), grid in tried.items():
+            scores = [_score(found, policy.rule, calibration, parameters) for parameters in grid]
+            chosen[policy, calibration] = grid[max(range(len(grid)), key=lambda i: scores[i])]
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for (policy, calibration), parameters in chosen.items():
+        result.setdefault(policy.rule, {})[calibration] = dict(parameters)
+    return result
 
-        def score(parameters: Parameters, rule: str = policy.rule, where: Sequence[str] = tuple(keys)) -> float:
-            values = [value for key in where for value in found.values(key, _label(rule, parameters))]
-            return exp(fmean(log(max(value, 1e-9)) for value in values))
 
-        best = max(combinations(policy.rule), key=score)
-        chosen.setdefault(policy.rule, {})[calibration] = dict(best)
-    return chosen
+def first(rule: str) -> Parameters:
+    """The middle value of every parameter."""
+    return tuple((name, values[len(values) // 2]) for name, values in tunables(rule).items())
+
+
+def others(rule: str, known: Parameters, turn: int) -> list[Parameters]:
+    """The same with every value of parameter number `turn`; the same alone where the rule has fewer."""
+    grid = list(tunables(rule).items())
+    if turn >= len(grid):
+        return [known]
+    name, values = grid[turn]
+    return [tuple((key, value if key == name else old) for key, old in known) for value in values]
+
+
+def _score(found: Rows, rule: str, calibration: str, parameters: Parameters) -> float:
+    """Geometric mean of the throughput over the places."""
+    label = _label(rule, parameters)
+    values = [value for cell in _places(calibration) for value in found.values(cell.key, label)]
+    return fmean(log(max(value, 1e-9)) for value in values)
 
 
 def _places(calibration: str) -> tuple[Cell, ...]:
     return tuple(Cell(model, segment, calibration) for model, segment in PLACES)
 
 
-def combinations(rule: str) -> list[Parameters]:
-    """Every combination of its tunables' values."""
-    grid = tunables(rule)
-    return [tuple(zip(grid, values, strict=True)) for values in product(*grid.values())]
-
-
-def _grid(policy: Policy, calibration: str, seeds: Sequence[int]) -> list[Job]:
+def _jobs(policy: Policy, calibration: str, parameters: Parameters, seeds: Sequence[int]) -> list[Job]:
+    label = _label(policy.rule, parameters)
     return [
-        Job(cell.key, _label(policy.rule, parameters), policy.rule, parameters, changed, seed)
+        Job(cell.key, label, policy.rule, parameters, fleet_of(policy, cell, training_scenario(cell)), seed)
         for cell in _places(calibration)
-        for changed in (fleet_of(policy, cell, training_scenario(cell)),)
-        for parameters in combinations(policy.rule)
         for seed in seeds
     ]
 
@@ -130,7 +142,7 @@ class _Search:
 def _hindsight(
     setting: Setting, seeds: Sequence[int], simulated: Callable[[Job], Row]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Cell → label → candidate. The whole length: hindsight knows when capacity comes and goes."""
+    """Cell → label → candidate; the schedules, which need the most runs, under `paper` alone."""
     where = [cell for calibration in CALIBRATIONS for cell in cells(calibration)]
     searches = [_Search(cell, tuple(seeds)) for cell in where]
     del simulated  # a search is made in one process with the real simulator
@@ -140,12 +152,19 @@ def _hindsight(
 
 def search(what: _Search) -> dict[str, dict[str, Any]]:
     """`static-best` and `schedule` of a cell. A function of a module, so that it can be sent to another process."""
-    base = scenario(what.cell, quick=False)
+    base = replace(scenario(what.cell, quick=False), horizon_seconds=HINDSIGHT_SECONDS)
+    known: dict[Candidate, float] = {}
 
     def score(candidates: Sequence[Candidate], /) -> list[float]:
-        return [fmean(_one(what.cell, base, candidate, seed) for seed in what.seeds) for candidate in candidates]
+        for one in candidates:
+            if one not in known:
+                known[one] = fmean(_one(what.cell, base, one, seed) for seed in what.seeds)
+        return [known[one] for one in candidates]
 
-    return {"static-best": _entry(static_best(base, score)), "schedule": _entry(clairvoyant(base, score))}
+    if what.cell.calibration == "clean":
+        return {"static-best": _entry(static_best(base, score))}
+    found = clairvoyant(base, score)
+    return {"static-best": _entry(static_best(base, score)), "schedule": _entry(found)}
 
 
 def _one(cell: Cell, base: Scenario, candidate: Candidate, seed: int) -> float:
