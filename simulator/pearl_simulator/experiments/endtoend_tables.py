@@ -157,6 +157,8 @@ def findings(found: Rows) -> tuple[str, ...]:
                 ratio = found.ratio(cell.key, "pearl", label)
                 if ratio.below_one:
                     losses.append(f"{cell.name}, {calibration}: {label} is ahead by {1 / ratio.value - 1:.1%}.")
+    if found.ratio(cells("paper")[0].key, "pearl", "roll").n == 1:
+        return ("One seed: there are no intervals, so nothing is called ahead or behind.",)
     return tuple(losses) or ("No policy is significantly ahead of PEARL in any cell.",)
 
 
