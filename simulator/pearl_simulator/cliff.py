@@ -1,17 +1,19 @@
 """The prefix-cache cliff: the simulator against an independent replay of the same sessions on the same eight GPUs.
 
-200 recorded agent sessions, at most 128 at once, on 8 H200 workers of one GPU each, Qwen3-8B, in every shape from 2P6D
-to 5P3D and colocated. With two prefill workers the contexts of the live sessions do not fit their KV: histories are
-computed again and again, and a planner that balances only arithmetic would choose exactly that shape.
+200 recorded agent sessions, at most 128 at once, on 8 H200 workers of one GPU each, in every shape from 2P6D to 5P3D
+and colocated. With two prefill workers the contexts of the live sessions do not fit their KV: histories are computed
+again and again, and a planner that balances only arithmetic would choose exactly that shape.
 
-`outside_checks.py` makes the page. Where `ai-dynamo-runtime` is installed (`cliff_oracle.py`) the independent replay
-can run again; `REPLAYED` has its figures.
+`cliff_page.py` makes the page. Where `ai-dynamo-runtime` is installed (`cliff_oracle.py`) the independent replay
+can run again; `data/cliff_reference.json` has its figures.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
+from importlib import resources
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 SESSIONS = "synthetic_swe_200"
 CONCURRENCY = 128
 GPUS = 8
-KV_TOKENS = 12_226 * 64
+KV_BLOCK_TOKENS = 64
 LINK_BYTES_PER_SECOND = 50e9
 SHAPES: tuple[tuple[int, int] | None, ...] = ((2, 6), (3, 5), (4, 4), (5, 3), None)
 """P:D; None = colocated."""
@@ -39,28 +41,32 @@ SHAPES: tuple[tuple[int, int] | None, ...] = ((2, 6), (3, 5), (4, 4), (5, 3), No
 
 DEFAULT, STICKY = 1.0, 16.0
 """What the router of the replay charges for cold prompts."""
-PUBLISHED = {
-    "2P6D": (1073.0, 0.30),
-    "3P5D": (483.0, 0.59),
-    "4P4D": (223.0, 0.90),
-    "5P3D": (257.0, 0.94),
-    "8 colocated": (257.0, 0.71),
-}
-"""Seconds and prefix reuse that the replay gives with NVIDIA's own step times (`ai-dynamo-runtime` 1.5.1 with
-`aiconfigurator-core` 0.12.0, vLLM 0.24.0 tables, its router's default weights), run once when this was designed."""
-REPLAYED = {
-    ("2P6D", DEFAULT): (813.0, 0.307),
-    ("3P5D", DEFAULT): (325.6, 0.671),
-    ("4P4D", DEFAULT): (217.0, 0.919),
-    ("5P3D", DEFAULT): (255.0, 0.939),
-    ("8 colocated", DEFAULT): (224.7, 0.714),
-    ("2P6D", STICKY): (806.8, 0.299),
-    ("3P5D", STICKY): (317.8, 0.688),
-    ("4P4D", STICKY): (217.3, 0.885),
-    ("5P3D", STICKY): (254.9, 0.940),
-    ("8 colocated", STICKY): (167.6, 0.936),
-}
-"""The same replay with the step times of this project's table, by shape and stickiness of its router."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the independent replay says about one model: (seconds, prefix reuse) by shape."""
+
+    model: str
+    kv_tokens: int
+    """Of one GPU."""
+    published: dict[str, tuple[float, float]]
+    """With its own step times and default router."""
+    sticky: dict[str, tuple[float, float]]
+    """With this project's step times, its router charging `STICKY` times for cold prompts."""
+    default: dict[str, tuple[float, float]]
+    """The same with its default router."""
+
+
+def references() -> tuple[Reference, ...]:
+    """`data/cliff_reference.json`, which names its source."""
+    data = json.loads((resources.files("pearl_simulator") / "data/cliff_reference.json").read_text())
+    return tuple(
+        Reference(
+            model, one["kv_blocks"] * KV_BLOCK_TOKENS, one["published"], *(one["replayed"][k] for k in ("16", "1"))
+        )
+        for model, one in data["models"].items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +110,19 @@ def shape_name(shape: tuple[int, int] | None) -> str:
     return f"{GPUS} colocated" if shape is None else f"{shape[0]}P{shape[1]}D"
 
 
-def engine_table() -> EngineTable:
+def engine_table(reference: Reference) -> EngineTable:
     """One H200 with the KV room and the link of the independent replay."""
     return replace(
-        clean("Qwen/Qwen3-8B", "H200", 1).table,
-        kv_capacity_tokens=KV_TOKENS,
+        clean(reference.model, "H200", 1).table,
+        kv_capacity_tokens=reference.kv_tokens,
         transfer_bytes_per_second=LINK_BYTES_PER_SECOND,
         transfer_fixed_seconds=0.0,
     )
 
 
-def simulate(shape: tuple[int, int] | None, workload: Sessions, *, seed: int = 1) -> Cell:
+def simulate(reference: Reference, shape: tuple[int, int] | None, workload: Sessions, *, seed: int = 1) -> Cell:
     """One shape from the first request to the last answer; starts cost nothing, decode workers prefill nothing."""
-    calibration = replace(clean("Qwen/Qwen3-8B", "H200", 1), table=engine_table())
+    calibration = replace(clean(reference.model, "H200", 1), table=engine_table(reference))
     scenario = Scenario(
         name=f"cliff {shape_name(shape)}",
         workload=workload,
@@ -134,7 +140,7 @@ def simulate(shape: tuple[int, int] | None, workload: Sessions, *, seed: int = 1
     return Cell(shape_name(shape), batch.ready_seconds - batch.opened_seconds, 1.0 - done.prefilled_tokens / prompts)
 
 
-def predicted_seconds(shape: tuple[int, int] | None, workload: Sessions) -> float:
+def predicted_seconds(reference: Reference, shape: tuple[int, int] | None, workload: Sessions) -> float:
     """What the planner's steady-state predictor makes of the mean turn: turns over turns per second, no tail."""
     turns = [turn for script in workload.scripts for turn in script.turns]
     load = Workload(
@@ -149,7 +155,7 @@ def predicted_seconds(shape: tuple[int, int] | None, workload: Sessions) -> floa
         rest=None,
     )
     there = Shape(colocated=GPUS) if shape is None else Shape(prefill=shape[0], decode=shape[1])
-    rate = predict(there, load, engine_table(), window=CONCURRENCY).prediction.turns_per_second
+    rate = predict(there, load, engine_table(reference), window=CONCURRENCY).prediction.turns_per_second
     return math.inf if not rate else len(turns) / rate
 
 

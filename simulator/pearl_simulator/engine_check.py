@@ -1,6 +1,6 @@
 """The engine model against real vLLM: step times and turn times, fitted on one part of the records, tested on others.
 
-Reads what `python -m pearl_worker.record` wrote (it ships in `docs/results/data`); `outside_checks.py` makes the page.
+Reads what `python -m pearl_worker.record` wrote (it ships in `docs/results/data`); `engine_page.py` makes the page.
 Three tests, each on what the fit has not seen: the other half of the sweep; the steps of agents with several turns,
 colocated and disaggregated; and how long those turns took from outside.
 """
