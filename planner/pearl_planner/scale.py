@@ -28,6 +28,7 @@ TABLE_ERROR = 1.15
 """Slowness up to this is a table's ordinary error."""
 MOST_INTERFERENCE = 1.8
 """Slowness by more than this factor is not held to be interference alone."""
+MIXED_SECONDS = 30.0
 SETTLING = 12
 LEAST_SHARE = 0.02
 """Interference that takes less of a worker's time is none."""
@@ -48,6 +49,9 @@ def learn_scale(snapshot: Snapshot, policy: Policy) -> Memory:
     age = snapshot.measurements.prometheus_age_seconds
     if age is None or age > policy.stale_after_seconds or not sane_table(policy.table):
         return memory
+    changed = memory.last_change_at
+    if changed is not None and snapshot.now - changed < MIXED_SECONDS:
+        return memory  # averages over the last scrapes are still of other roles
     decoding = _means([seen for role, seen in _engines(snapshot, policy) if role is Role.DECODE])
     mixed = _means([seen for role, seen in _engines(snapshot, policy) if role is Role.COLOCATED])
     if decoding is not None:
