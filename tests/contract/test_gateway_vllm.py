@@ -81,6 +81,18 @@ async def test_disaggregated_equals_colocated(real: RealBench) -> None:
     assert (counters["handoffs"], counters["handoffFailures"], counters["degradedTurns"]) == (10, 0, 0)
 
 
+async def test_roles_that_flip_in_mid_answer_cost_no_token(real: RealBench) -> None:
+    ids = prompt(90, seed=2)
+    expected = real.engines[0].answer(ids, 600)
+    real.place(Role.PREFILL, Role.DECODE)
+    task = asyncio.create_task(real.generate(ids, 600, headers={"X-Pearl-Trajectory": "flipped"}))
+    await real.received("flipped", 20)
+    real.place(Role.DECODE, Role.PREFILL)
+    next_one = await real.generate(ids + expected[:10], 30)
+    assert tokens(next_one) == expected[10:40]
+    assert tokens(await task) == expected
+
+
 async def test_chat_history_keeps_the_generated_ids(real: RealBench) -> None:
     headers = {"X-Pearl-Trajectory": "chat"}
     messages: list[dict[str, Any]] = [{"role": "system", "content": "brief"}, {"role": "user", "content": "hi"}]
