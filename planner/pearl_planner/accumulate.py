@@ -34,6 +34,8 @@ MIN_JUMP = 0.6
 JUMP_SIGMAS = 5.0
 KEPT_TURNS = 16.0
 """Weight, in turns and in trajectories, of what was known before a change of phase."""
+MOST_KEEP = 1.0 - 1e-4
+"""Per finished trajectory: the most that one ever generated is forgotten slowly."""
 MAX_TOKENS = 1e8
 SHORT_WAIT = 0.01
 """Seconds added to a wait before its logarithm is taken."""
@@ -61,6 +63,7 @@ class Accumulator:
         self._tokens, self._waits = list(profile.appended_bins), list(profile.environment_bins)
         self._continued, self._ended = list(profile.continued), list(profile.ended)
         self._length = Sums(profile.log_length)
+        self._most = profile.most_generated
         self._lengths = [Pairs(one.turns, one.generated, one.covariance) for one in profile.lengths]
         self._siblings, self._pairs = dict(profile.siblings), list(profile.sibling_pairs)
         self._log_wait, self._wait_before = Sums(profile.log_environment), profile.log_environment
@@ -160,6 +163,7 @@ class Accumulator:
         few = KEPT_TURNS * self._trajectory_weight / max(sum(self._ended), KEPT_TURNS * self._trajectory_weight)
         self._continued, self._ended = [v * few for v in self._continued], [v * few for v in self._ended]
         self._lengths = [Pairs(Moments(), Moments(), 0.0) for _ in range(STAGES)]
+        self._most = 0.0
         self._turn_weight = 1.0
         self._recent = [Moments(), Moments(), Moments()]
 
@@ -181,6 +185,7 @@ class Accumulator:
         made = known(record.generated_tokens, high=1e9)
         if made is not None:
             self._lengths[stage(turns)].add(turns, made, weight)
+            self._most = max(self._most * MOST_KEEP, made)
         if record.group is not None:
             self._pair(record.group, math.log(turns), weight)
         self._length.add(math.log(turns), weight)
@@ -220,6 +225,7 @@ class Accumulator:
             "by_length": [
                 (one.left.frozen(trajectory), one.right.frozen(trajectory), one.covariance()) for one in self._lengths
             ],
+            "most_generated": self._most,
             "siblings": tuple(self._siblings.items()),
             "sibling_pairs": (self._pairs[0] * trajectory, self._pairs[1] * trajectory),
             "recent": tuple(self._recent),

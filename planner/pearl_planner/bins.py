@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-MAX_EXACT_TURN = 32
+MAX_EXACT_TURN = 64
 """Turn numbers with a bin of their own; later ones share bins of doubling width."""
 TURN_BINS = MAX_EXACT_TURN + 6
 TOKEN_BINS = 20
@@ -18,7 +18,7 @@ STAGES = 8
 
 
 def turn_bin(turn: int) -> int:
-    """Bin of a turn number (from 1): exact up to 32, then 33–64, 65–128, … in one bin each."""
+    """Bin of a turn number (from 1): exact up to 64, then 65–128, 129–256, … in one bin each."""
     if turn <= MAX_EXACT_TURN:
         return max(turn, 1) - 1
     doublings = (turn - 1).bit_length() - MAX_EXACT_TURN.bit_length()

@@ -218,6 +218,7 @@ class Sampler:
         self._waits = Waits(profile)
         self._reset = spread(profile.reset.mean, profile.reset.variance)
         self._reward = spread(profile.reward.mean, profile.reward.variance)
+        self._most = profile.most_generated or math.inf
         self._tokens: dict[tuple[int, int], Spread] = {}
         self._sums: dict[int, tuple[Spread, list[float]]] = {}
 
@@ -236,7 +237,8 @@ class Sampler:
             waits += self._reset.at(draws.normal())
         elif idle is not None:
             waits += self._waits.rest(idle, draws.share())
-        tokens = self.tokens(done, total).at(draws.normal())
+        most = self._most * (turns / total)
+        tokens = min(self.tokens(done, total).at(draws.normal()), most)
         return Work(waits, turns, max(tokens, 1.0), done, 0.0 if done else 1.0)
 
     def sum_of_waits(self, count: int) -> float:

@@ -99,6 +99,8 @@ class Profile:
     """Trajectories that finished with a turn of this number."""
     stages: tuple[Stage, ...] = (Stage(),) * STAGES
     lengths: tuple[Length, ...] = (Length(),) * STAGES
+    most_generated: float = 0.0
+    """By one trajectory, forgotten slowly: where contexts are limited no other will make more."""
     reset: Moments = UNKNOWN
     """Seconds from the start of a trajectory to its first request."""
     reward: Moments = UNKNOWN
@@ -145,6 +147,7 @@ class Profile:
         usable["stages"] = tuple(Stage(*(m.sane() for m in _parts(one, _STAGE))) for one in self.stages)
         usable["lengths"] = tuple(one.sane() for one in self.lengths)
         usable["recent"] = tuple(moments.sane() for moments in self.recent)
+        usable["most_generated"] = known(self.most_generated) or 0.0
         pairs, products = self.sibling_pairs
         usable["sibling_pairs"] = (known(pairs) or 0.0, known(products, low=-1e15) or 0.0)
         return replace(self, missed={route: value.sane() for route, value in self.missed.items()}, **usable)
@@ -166,6 +169,7 @@ class Profile:
             "lengths": [[one.turns.to_list(), one.generated.to_list(), short(one.covariance)] for one in self.lengths],
             "recent": [moments.to_list() for moments in self.recent],
             "siblings": [[key, short(count), short(total)] for key, (count, total) in self.siblings],
+            "mostGenerated": short(self.most_generated),
             "siblingPairs": [short(value) for value in self.sibling_pairs],
         }
 
@@ -184,6 +188,7 @@ class Profile:
             lengths=tuple(_length_in(row) for row in _rows(data.get("lengths"))),
             recent=tuple(_moments_in(data.get("recent"), 3)),
             siblings=_siblings_in(data.get("siblings")),
+            most_generated=known(data.get("mostGenerated")) or 0.0,
             sibling_pairs=_pair_in(data.get("siblingPairs")),
             turns=known_count(data.get("turns")) or 0,
             trajectories=known_count(data.get("trajectories")) or 0,

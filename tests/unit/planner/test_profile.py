@@ -6,6 +6,7 @@ import time
 import pytest
 from planner_fleet import turns
 
+from pearl_planner.bins import stage, wait_bin
 from pearl_planner.makespan import end_chances
 from pearl_planner.profile import Profile, TrajectoryRecord, TurnRecord, token_bin, turn_bin, update
 
@@ -94,7 +95,9 @@ def test_many_records_cost_a_few_microseconds_each() -> None:
 
 
 def test_bins() -> None:
-    assert [turn_bin(n) for n in (1, 32, 33, 64, 65, 10**9)] == [0, 31, 32, 32, 33, 37]
+    assert [turn_bin(n) for n in (1, 32, 64, 65, 128, 129, 10**9)] == [0, 31, 63, 64, 64, 65, 69]
+    assert [stage(n) for n in (1, 2, 3, 4, 5, 64, 65, 10**6)] == [0, 1, 2, 2, 3, 6, 7, 7]
+    assert [wait_bin(seconds) for seconds in (0.0, 2.0**-8, 1.0, 1.5, 10**9)] == [0, 0, 16, 17, 47]
     assert [token_bin(n) for n in (0, 1, 2, 3, 4, 1024, 10**9)] == [0, 0, 1, 1, 2, 10, 19]
 
 
