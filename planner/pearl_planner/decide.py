@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 PRICED = 2
 """The best and its best rival always have a price, others only if they beat the present shape."""
+MANY, MOST_DRAWS, LEAST_PATHS = 256, 2048, 4
+"""With more trajectories than `MANY` each path says more, and fewer are enough."""
 SCREEN_SHARE = 0.8
 MOST_ERROR = 0.5
 LEAST_MEAN = 1e-6
@@ -117,7 +119,10 @@ def exact(snapshot: Snapshot, known: Situation) -> Situation:
         return known
     if snapshot.batch.complete_groups >= snapshot.batch.need_groups:
         return known  # nobody waits for the others
-    rest = remainder(snapshot.profile, snapshot.batch)
+    alive = known.load.trajectories
+    rest = remainder(
+        snapshot.profile, snapshot.batch, paths=max(LEAST_PATHS, MOST_DRAWS // alive) if alive > MANY else None
+    )
     return known if rest is None else replace(known, load=replace(known.load, rest=rest))
 
 
