@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pearl_simulator.rules import make_rule
+from pearl_simulator.run import run
 from pearl_simulator.types import Feeding
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ class Scores(Protocol):
 
 def scores(scenario: Scenario, seeds: Sequence[int]) -> Scores:
     """Mean generated tokens per second over these seeds, one run after the other."""
-    from pearl_simulator.run import run  # noqa: PLC0415 - the simulator imports rules
-
     def all_of(candidates: Sequence[Candidate]) -> list[float]:
         return [sum(tokens(candidate, seed) for seed in seeds) / len(seeds) for candidate in candidates]
 
