@@ -54,6 +54,7 @@ class Scores(Protocol):
 
 def scores(scenario: Scenario, seeds: Sequence[int]) -> Scores:
     """Mean generated tokens per second over these seeds, one run after the other."""
+
     def all_of(candidates: Sequence[Candidate]) -> list[float]:
         return [sum(tokens(candidate, seed) for seed in seeds) / len(seeds) for candidate in candidates]
 
