@@ -36,6 +36,11 @@ def clean(model: str, gpu: str = "H100", tp: int = 2) -> Calibration:
     return Calibration(name="clean", table=table)
 
 
+def update_seconds(training_gpus: int) -> float:
+    """One training update of Qwen3-8B: 163.8 s on 8 GPUs (PEARL paper, section 1), in inverse proportion on others."""
+    return 163.8 * 8 / training_gpus
+
+
 @dataclass(frozen=True, slots=True)
 class PaperFit:
     """What was fitted for one model; the rest of the workload is fixed in `workload_of`."""

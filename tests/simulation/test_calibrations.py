@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from pearl_simulator.calibrations import clean, costs, paper, paper_fit, paper_workload
+from pearl_simulator.calibrations import clean, costs, paper, paper_fit, paper_workload, update_seconds
 from pearl_simulator.errors import InputError
 from pearl_simulator.fit_paper import Setup, moved, one_batch
 from pearl_simulator.types import PrefillStyle
@@ -22,6 +22,10 @@ def test_costs_are_those_of_the_papers_table_3() -> None:
     small, large = costs("Qwen/Qwen3-8B"), costs("Qwen/Qwen3-30B-A3B")
     assert (small.start_seconds, small.wake_seconds, small.sleep_seconds) == pytest.approx((67.34, 6.26, 3.18))
     assert (large.start_seconds, large.wake_seconds, large.sleep_seconds) == pytest.approx((84.95, 6.09, 4.38))
+
+
+def test_an_update_on_twice_the_gpus_takes_half_the_time() -> None:
+    assert update_seconds(16) == pytest.approx(81.9)
 
 
 def test_an_unknown_engine_gets_a_sentence() -> None:
