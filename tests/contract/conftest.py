@@ -267,7 +267,7 @@ async def served(gateway: Gateway) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def real(engines: list[RealEngine]) -> AsyncIterator[RealBench]:
-    limits = Limits(max_model_len=2048, queue_seconds=60, kv_lease_seconds=3)
+    limits = Limits(max_model_len=2048, queue_seconds=60, kv_lease_seconds=5)
     settings = Settings(
         rollout="r", tokens=Tokens(client="client", engine="engine"), limits=limits, model=MODEL, local_append_tokens=0
     )

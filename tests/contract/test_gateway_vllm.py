@@ -124,7 +124,7 @@ async def test_new_weights_in_mid_answer_change_it_and_the_segments_say_where(re
     first, second = real.engines
     real.gateway.fleet.remove("b")
     ids = prompt(50, seed=7)
-    task = asyncio.create_task(real.generate(ids, 400, headers={"X-Pearl-Trajectory": "updated"}))
+    task = asyncio.create_task(real.generate(ids, 900, headers={"X-Pearl-Trajectory": "updated"}))
     await real.received("updated", 20)
     await first.load("tiny-b", version=1)
     answer = tokens(await task)
@@ -132,11 +132,11 @@ async def test_new_weights_in_mid_answer_change_it_and_the_segments_say_where(re
     old, new = export["segments"]
     assert [(one["version"], one["reason"]) for one in (old, new)] == [(0, "weightsUpdated"), (1, "complete")]
     seam = old["end"] - len(ids)
-    assert export["versions"] == [None] * 50 + [0] * seam + [1] * (400 - seam)
+    assert export["versions"] == [None] * 50 + [0] * seam + [1] * (900 - seam)
     # The other engine still has the old weights; this one has the new ones.
     assert answer[:seam] == second.answer(ids, seam)
-    assert answer[seam:] == first.answer(ids + answer[:seam], 400 - seam)
-    assert answer[seam:] != second.answer(ids + answer[:seam], 400 - seam)
+    assert answer[seam:] == first.answer(ids + answer[:seam], 900 - seam)
+    assert answer[seam:] != second.answer(ids + answer[:seam], 900 - seam)
     await asyncio.gather(first.load("tiny", version=2), second.load("tiny", version=2))
 
 

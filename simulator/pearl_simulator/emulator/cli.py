@@ -7,7 +7,7 @@ import asyncio
 import signal
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from pearl_simulator.emulator.clock import LoopClock
 from pearl_simulator.emulator.config import EngineConfig
@@ -41,6 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     limits.add_argument("--stream-interval", type=int, metavar="TOKENS", help="tokens per streamed event (default: 1)")
     limits.add_argument("--mean-answer-tokens", type=int, metavar="TOKENS", help="answers end by themselves; 0 = never")
     limits.add_argument("--kv-lease-seconds", type=float, metavar="SECONDS", help="how long KV waits (default: 30)")
+    add("--enable-prompt-tokens-details", action="store_true", help="report cached tokens in usage")
+    add("--lost-kv", choices=("recompute", "fail"), default="recompute", help="when KV cannot be fetched")
+    add("--expired-kv-corrupts", action="store_true", help="wrong tokens, as vLLM can give, after a lease has ended")
     add("--nixl-port", type=int, default=0, help="side channel of the first engine (default: any)")
     wrong = parser.add_argument_group("perturbation")
     wrong.add_argument("--step-factor", type=float, default=1.0, help="on every step time (±20 %%: 0.8, 1.2)")
@@ -69,15 +72,16 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         "lease_seconds": options.kv_lease_seconds,
         "host": options.host,
         "side_port": options.nixl_port,
+        "prompt_tokens_details": options.enable_prompt_tokens_details,
+        "recompute_lost_kv": options.lost_kv == "recompute",
+        "expired_kv_corrupts": options.expired_kv_corrupts,
     }
     base = EngineConfig.of_table(options.table) if options.table else EngineConfig()
     return replace(base, **{name: value for name, value in given.items() if value is not None})
 
 
 def _perturbation(options: argparse.Namespace) -> Perturbation:
-    names = (*("step_factor", "host_seconds", "step_noise", "start_seconds", "error_share", "hang_share"),)
-    more = ("drop_share", "drop_after_tokens", "fail_weight_load")
-    return Perturbation(**{name: getattr(options, name) for name in (*names, *more)})
+    return Perturbation(**{one.name: getattr(options, one.name) for one in fields(Perturbation)})
 
 
 async def _serve(options: argparse.Namespace, config: EngineConfig) -> None:
