@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pearl_planner.evaluate import Situation
     from pearl_planner.predict import Forecast, Workload
 
-STEADY_HORIZON_SECONDS = 300.0
-"""Work over which a switch must pay where no batch says how much is left."""
 MIN_SAVING_SECONDS = 0.5
 FLIP_SECONDS = 1.0
 FADING_SECONDS = 60.0
@@ -71,7 +69,7 @@ def total_seconds(forecast: Forecast, present: Forecast, situation: Situation) -
     value, now = situation.seconds(forecast), situation.seconds(present)
     if not math.isfinite(value) or forecast.prediction.makespan_seconds is not None:
         return value + cost
-    return STEADY_HORIZON_SECONDS * (value / now if math.isfinite(now) and now > 0 else value) + cost
+    return situation.horizon_seconds * (value / now if math.isfinite(now) and now > 0 else value) + cost
 
 
 def judge(present: Forecast, forecasts: Sequence[Forecast], situation: Situation, *, now: float) -> Verdict:

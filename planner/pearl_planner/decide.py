@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pearl_planner import explain
+from pearl_planner.ahead import lasting, pressed, with_mix
 from pearl_planner.assign import assign, stays
 from pearl_planner.choose import (
     FINALISTS,
@@ -193,10 +194,16 @@ def _predicted(snapshot: Snapshot, policy: Policy, known: Situation, room: Sizes
     verdict, present = _judged(snapshot, known, target_sizes, shape, free=free)
     if verdict.reason is Reason.APPLIED and dwell_left > 0 and not free:
         verdict = replace(verdict, chosen=present, reason=Reason.COOLING_DOWN)
+    factor = None if free or dwell_left > 0 else pressed(snapshot, known, shape)
+    if verdict.reason is not Reason.APPLIED and factor is not None and _pressed_long(snapshot):
+        burst, _ = _judged(snapshot, with_mix(known, factor), target_sizes, shape, free=False)
+        verdict = burst if burst.reason is Reason.APPLIED else verdict
     message = explain.compared(verdict, present, snapshot.profile or Profile(), dwell_left)
     reason = _final_reason(snapshot, policy, verdict, count.elastic - here, count.reason)
     finalists = tuple(one.prediction for one in verdict.finalists)
     memory = _remembered(snapshot, verdict, count, judged=dwell_left <= 0 or forced)
+    since = memory.pressed_since if memory.pressed_since is not None else now
+    memory = replace(memory, pressed_since=None if factor is None else since)
     return Decision(target_sizes, verdict.chosen.prediction.shape, reason, message, finalists, verdict.chosen, memory)
 
 
@@ -220,6 +227,11 @@ def _judged(
     if free and priced:
         verdict = Verdict(best_of(priced, present, rest), Reason.APPLIED, verdict.finalists)
     return verdict, present
+
+
+def _pressed_long(snapshot: Snapshot) -> bool:
+    memory = snapshot.memory
+    return lasting(memory.pressed_since, memory.flip_cost_seconds, snapshot.now)
 
 
 def _least(one: Shape, present: Shape, known: Situation, now: float) -> float:

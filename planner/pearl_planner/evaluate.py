@@ -49,6 +49,8 @@ class Situation:
     """Trajectories in flight by which sizes are judged where `rounds` is empty; None = those of `load`."""
     returns: bool = False
     """Whether the shape must change again as soon as this batch is complete: then a switch costs twice."""
+    horizon_seconds: float = 300.0
+    """Steady work over which a switch must pay."""
     floor_seconds: float = 0.0
     """Seconds per turn that the trainer can consume at most; being faster helps nobody. 0 = no such limit."""
     errors: tuple[tuple[str, float], ...] = ()

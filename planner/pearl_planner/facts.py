@@ -170,6 +170,7 @@ def _clean_memory(memory: Memory) -> Memory:
         looked_at=known(memory.looked_at),
         live_peak=known(memory.live_peak, high=1e7),
         rival_since=known(memory.rival_since),
+        pressed_since=known(memory.pressed_since),
         surplus_since=known(memory.surplus_since),
         wake_seen_at=known(memory.wake_seen_at),
         under_way=tuple(one for one in memory.under_way if known(one.since) is not None),

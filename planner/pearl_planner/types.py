@@ -307,6 +307,8 @@ class Memory:
     rival: Shape | None = None
     """Shape that was predicted better than the present one at the last look, though not by the threshold."""
     rival_since: float | None = None
+    pressed_since: float | None = None
+    """Since when the next seconds bring more to one stage than it can do while the other has room."""
     surplus_since: float | None = None
     """Since when fewer elastic workers would do."""
     wake_seen_at: float | None = None
