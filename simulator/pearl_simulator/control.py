@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from pearl_planner.plan import plan
-from pearl_planner.predict import local_append_tokens, workload
 from pearl_planner.types import (
     AnswerLoan,
     CreateWorker,
@@ -22,7 +21,7 @@ from pearl_simulator.view import View, policy_of
 
 if TYPE_CHECKING:
     from pearl_planner.rule import Rule
-    from pearl_planner.types import Action, Plan, Snapshot, Target
+    from pearl_planner.types import Action, Plan, Target
     from pearl_simulator.types import Scenario
     from pearl_simulator.world import World
 
@@ -74,25 +73,18 @@ class Control:
             self.decisions.append((now, result.reason.value, result.message))
         self.reasons[result.reason.value] = self.reasons.get(result.reason.value, 0) + 1
         self._target, self._memory = result.target, result.memory
-        self._apply_routing(snapshot, result)
+        self._apply_routing(result)
         for action in result.actions:
             self._do(action, result)
         if result.actions:
             self.wake()
         self._world.feed.pump()
 
-    def _apply_routing(self, snapshot: Snapshot, result: Plan) -> None:
+    def _apply_routing(self, result: Plan) -> None:
         if self._scenario.router.window is None:
             self._world.feed.window = result.routing.in_flight_window
-        if not self._scenario.router.local_append:
-            return
-        tokens = result.routing.local_append_tokens
-        if not result.finalists and result.shape.decode and snapshot.profile is not None:
-            load = workload(snapshot.profile, max(len(self._world.feed.live), 1), None)
-            if load is not None:  # a rule without predictions: the optimum of the engine model
-                sequences = len(self._world.feed.live) / result.shape.decode
-                tokens = local_append_tokens(load, self._policy.table, sequences=sequences)
-        self._world.router.local_append_tokens = tokens
+        if self._scenario.router.local_append:
+            self._world.router.local_append_tokens = result.routing.local_append_tokens
 
     def _do(self, action: Action, result: Plan) -> None:
         pods = self._world.pods

@@ -20,17 +20,17 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
-from math import sqrt
+from math import ceil, floor, inf, sqrt
 from typing import TYPE_CHECKING, Protocol
 
 from pearl_planner.engine_model import decode_seconds, prefill_seconds, step_seconds, transfer_seconds
+from pearl_planner.types import Role
 from pearl_simulator.cache import PrefixCache
 from pearl_simulator.clock import SimulationError
 from pearl_simulator.jobs import Stage
 from pearl_simulator.types import PrefillStyle
 
 if TYPE_CHECKING:
-    from pearl_planner.types import Role
     from pearl_simulator.clock import Clock
     from pearl_simulator.jobs import Job
     from pearl_simulator.types import Calibration
@@ -91,10 +91,12 @@ class Engine:
         "_order",
         "_overflow",
         "_partial",
+        "_planned",
         "_queue",
         "_running",
         "_since",
         "_slope",
+        "_step_seconds",
         "_step_started",
         "_target",
         "_tau",
@@ -153,7 +155,10 @@ class Engine:
         self._partial: Job | None = None
         """Admitted, with tokens left for the next step."""
         self._gain = 0.0
+        self._planned = inf
+        """When the valid event of this engine comes, outside of steps."""
         self._step_started = 0.0
+        self._step_seconds = 1.0
         self._base = 0.0
         """Σ context of the decoding turns − n·V."""
         self._v = 0.0
@@ -260,6 +265,7 @@ class Engine:
         """The engine is gone: everything inside, oldest first, taken out."""
         self._settle()
         self._token += 1
+        self._planned = inf
         jobs = list(self.jobs)
         for job in jobs:
             if job.engine is self:
@@ -301,7 +307,8 @@ class Engine:
         self.pending -= job.owed
         job.owed = 0
         if stage is Stage.DECODING:
-            made = (self._v - job.joined_v) / job.noise
+            passed = 0.0 if self._chunks is None else (self._clock.now - self._step_started) / self._step_seconds
+            made = (self._v + floor(self._gain * passed) - job.joined_v) / job.noise
             job.done += max(min(int(made + _NEAR), job.left - 1), 0)
             self._running = [entry for entry in self._running if entry[2] is not job]
             heapify(self._running)
@@ -347,10 +354,11 @@ class Engine:
 
     def _coast(self) -> None:
         """Decode only: plan the next end, or the moment at which the KV is full."""
-        self._token += 1
         running = self._running
         n = len(running)
         if n == 0:
+            self._token += 1
+            self._planned = inf
             return
         v, target = self._v, running[0][0]
         contexts = self._base + n * v
@@ -371,15 +379,23 @@ class Engine:
             slope = 0.0
         self._tau, self._slope, self._target = tau, slope, target
         self._since = now = self._clock.now
-        self._clock.at(now + span * (tau + slope * span / 2.0), self._wake, self._token)
+        due = now + span * (tau + slope * span / 2.0)
+        if due < self._planned:  # otherwise the wake that is planned comes first, and plans again
+            self._planned = due
+            self._token += 1
+            self._clock.at(due, self._wake, self._token)
 
     def _wake(self, token: int) -> None:
         if token != self._token:
             return
+        self._planned = inf
         if self._chunks is not None:
             self._end_step()
         else:
             self._settle()
+            if self._v < self._target - _NEAR:  # others joined since this was planned
+                self._coast()
+                return
             self._v = self._target
             if self._overflow:
                 self._preempt()
@@ -389,12 +405,11 @@ class Engine:
     def _start_step(self) -> bool:
         """Pack a step; False when nothing that waits has room."""
         chunks: list[tuple[Job, int]] = []
-        left = self._calibration.max_batched_tokens
         tokens = pairs = residual = 0.0
-        while left > 0:
-            job = self._next_admitted()
-            if job is None:
-                break
+        job = self._next_admitted()
+        steps = 1 if job is None else self._steps_of(job)
+        left = self._calibration.max_batched_tokens * steps
+        while job is not None:
             count = min(left, job.uncached)
             tokens += count * job.noise
             pairs += (count * job.prefix + count * count / 2.0) * job.noise
@@ -405,23 +420,44 @@ class Engine:
             left -= count
             self._partial = job if job.uncached > 0 else None
             chunks.append((job, count))
+            job = self._next_admitted() if left > 0 else None
         if not chunks:
             return False
-        self._begin(chunks, tokens, pairs / tokens - tokens / 2.0, residual)
+        self._chunks = chunks
+        self._begin(steps, tokens, pairs, residual)
         return True
 
-    def _begin(self, chunks: list[tuple[Job, int]], tokens: float, prefix: float, residual: float) -> None:
+    def _steps_of(self, job: Job) -> int:
+        """How many steps of one long prompt follow each other before a turn ends.
+
+        They are one event; what arrives meanwhile could at most have shared the last of them. A worker on which
+        hand-offs may land takes one step at a time.
+        """
+        limit = self._calibration.max_batched_tokens
+        if job.uncached <= limit or self.role is Role.DECODE:
+            return 1
+        steps = ceil(job.uncached / limit)
+        if self._running and self._mixed:
+            steps = min(steps, max(ceil(self._running[0][0] - self._v), 1))
+        return steps
+
+    def _begin(self, steps: int, tokens: float, pairs: float, residual: float) -> None:
+        """`steps` alike with so many tokens and pairs of tokens in all."""
         n = len(self._running)
+        each = tokens / steps
+        prefix = pairs / tokens - each / 2.0
         if n and self._mixed:
-            seconds = step_seconds(self.table, n, self._base / n + self._v, tokens, prefix)
-            self._gain = 1.0
+            context = self._base / n + self._v + (steps - 1) / 2.0
+            seconds = steps * step_seconds(self.table, n, context, each, prefix)
+            self._gain = float(steps)
         else:
-            seconds = prefill_seconds(self.table, tokens, prefix)
+            seconds = steps * prefill_seconds(self.table, each, prefix)
             self._gain = 0.0
-        seconds += self._host + residual
-        self._chunks = chunks
+        seconds += steps * self._host + residual
         self._token += 1
+        self._planned = inf
         self._since = self._step_started = self._clock.now
+        self._step_seconds = seconds
         load = self.load
         load.busy += seconds
         load.decoding += seconds if n else 0.0
