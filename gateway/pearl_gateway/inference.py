@@ -14,7 +14,7 @@ from pearl_gateway.asgi import CLIENT_LEFT, EventStream, json_body, json_respons
 from pearl_gateway.errors import GatewayError, bad_request
 from pearl_gateway.identity import read_identity
 from pearl_gateway.sglang import generate_answer, read_generate
-from pearl_gateway.tokens_in import Rendered, TextSoFar, TokensIn, are_token_ids, chat_so_far
+from pearl_gateway.tokens_in import Rendered, TextSoFar, TokensIn, are_token_ids, chat_so_far, refuse_transfer
 from pearl_gateway.tokens_out import TextStream, TokensOut, usage
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Inference:
         sampling = body.get("sampling_params") or {}
         if not isinstance(sampling, dict) or sampling.get("n", 1) != 1:
             raise bad_request("sampling_params must be an object with n = 1: send one request per sample")
+        refuse_transfer(body, sampling.get("extra_args"))
         prompt = body.get("token_ids")
         if not are_token_ids(prompt):
             raise bad_request("token_ids must be a list of at least one token id")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _NOT_SAMPLING = ("prompt", "messages", "stream", "stream_options", "n", "user", "return_token_ids", "request_id")
 _UNSUPPORTED = ("echo", "suffix", "best_of", "prompt_logprobs", "use_beam_search", "prompt_embeds")
+_TRANSFER = ("kv_transfer_params", "ec_transfer_params")
 _PASSED_ON = ("cache_salt", "priority", "reasoning_ended", "reasoning_parser_kwargs", "features")
 _SHAPES_PROMPT = ("tools", "tool_choice", "chat_template", "chat_template_kwargs", "documents", "add_special_tokens")
 _TOKENIZING = ("model", "add_special_tokens")
@@ -208,7 +209,22 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
     raise bad_request("prompt must be a text, a list of token ids, or a list of these, and not empty")
 
 
+def refuse_transfer(*holders: Any) -> None:
+    """KV moves between workers only as the gateway says.
+
+    A client's own parameters could read another prompt's KV, and incomplete ones end the engine: vLLM asserts them.
+
+    Raises:
+        GatewayError: one of the objects names them.
+    """
+    for holder in holders:
+        for name in _TRANSFER:
+            if isinstance(holder, dict) and holder.get(name) is not None:
+                raise bad_request(f"{name} is the gateway's own business: leave it out")
+
+
 def _refuse_unsupported(body: dict[str, Any]) -> None:
+    refuse_transfer(body, body.get("vllm_xargs"))
     for name in _UNSUPPORTED:
         if body.get(name) not in (None, False, 0, 1, ""):
             raise bad_request(f"{name} is not supported by the gateway: leave it out")

@@ -159,6 +159,20 @@ async def running_requests(real: RealBench) -> float:
     return total
 
 
+@pytest.mark.parametrize("path", ["/inference/v1/generate", "/v1/completions", "/v1/chat/completions"])
+async def test_no_client_can_end_an_engine_by_transfer_parameters(real: RealBench, path: str) -> None:
+    fatal = {"do_remote_prefill": True, "do_remote_decode": False}
+    sampling = {"max_tokens": 2, "extra_args": {"kv_transfer_params": fatal}}
+    bodies: dict[str, dict[str, Any]] = {
+        "/inference/v1/generate": {"token_ids": prompt(40), "sampling_params": sampling},
+        "/v1/completions": {"prompt": "hello", "max_tokens": 2, "kv_transfer_params": fatal},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "kv_transfer_params": fatal},
+    }
+    answer = await real.client.post(path, json=bodies[path])
+    assert (answer.status_code, "leave it out" in answer.text) == (400, True)
+    assert len(tokens(await real.generate(prompt(40), 2))) == 2
+
+
 async def test_killed_decode_engine_costs_no_token(real: RealBench) -> None:
     """Last: one of the two engines is dead afterwards."""
     real.place(Role.PREFILL, Role.DECODE)

@@ -133,6 +133,13 @@ def generate(body: dict[str, Any], config: EngineConfig) -> Asked:
     return Asked([prompt], _sampling(params, tokens, params.get("logprobs")), body)
 
 
+def kv_params(body: dict[str, Any]) -> dict[str, Any] | None:
+    """Parameters of a hand-over, wherever vLLM lets a client put them."""
+    extra = (body.get("sampling_params") or {}).get("extra_args") or body.get("vllm_xargs") or {}
+    found: dict[str, Any] | None = body.get("kv_transfer_params") or extra.get("kv_transfer_params")
+    return found
+
+
 def _prompts(given: Any) -> list[list[int]]:
     if isinstance(given, str):
         return [tokenizer.encode(given)]

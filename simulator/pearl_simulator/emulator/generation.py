@@ -71,7 +71,7 @@ class Generations:
         return {"id": name, "model": model, "created": int(self._wall()), "fingerprint": fingerprint}
 
     def _sequences(self, name: str, checked: Asked, form: type[Answer]) -> list[Sequence]:
-        params = checked.body.get("kv_transfer_params") if self._engine.config.kv_transfer else None
+        params = asked.kv_params(checked.body) if self._engine.config.kv_transfer else None
         salt = hash(checked.body["cache_salt"]) if checked.body.get("cache_salt") else 0
         completion = form is CompletionAnswer
         samples = checked.sampling.samples
