@@ -170,7 +170,8 @@ def _noticed(worker: Worker, policy: Policy) -> bool:
 def _replacements_allowed(scene: _Scene) -> int:
     """Pods of an old template are replaced a quarter of the fleet at a time, at least one."""
     down = sum(1 for key in scene.wanted if key not in scene.staying or not is_live(scene.staying[key]))
-    being_drained = sum(1 for worker in scene.leaving if worker.activity is not Activity.ACTIVE)
+    own = [worker for worker in scene.leaving if worker.zone is not Zone.BORROWED]  # the others leave by themselves
+    being_drained = sum(1 for worker in own if worker.activity is not Activity.ACTIVE)
     old = [worker for worker in scene.leaving if is_live(worker) and worker.activity is Activity.ACTIVE]
     missing = max(0, down - len(old)) + being_drained
     return max(1, len(scene.wanted) // 4) - missing

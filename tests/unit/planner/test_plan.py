@@ -393,3 +393,15 @@ def test_a_pod_that_was_never_ready_is_deleted_without_a_drain() -> None:
     fleet.pods["w2-0"] = replace(fleet.pods["w2-0"], state=WorkerState.PENDING)
     fleet.budget = budget(2)
     assert fleet.look().actions == (DeleteWorker("uid-2-0", "w2-0", 2),)
+
+
+def test_a_borrower_that_rests_does_not_keep_another_pod_from_leaving() -> None:
+    fleet = started(reserved=2)
+    fleet.pods["b"] = worker(
+        1000, uid="b", pod="b", zone=Zone.BORROWED, activity=Activity.ASLEEP, loan="t", state=WorkerState.COLD
+    )
+    fleet.loans = (loan(name="t", phase="Draining", requested=False),)
+    # An elastic pod whose slot number a reserved one took over, as after a change of budgets.
+    fleet.pods["w1-9"] = worker(1, uid="old", pod="w1-9", zone=Zone.ELASTIC, incarnation=9)
+    fleet.look()
+    assert fleet.pods["w1-9"].activity is Activity.DRAINING
