@@ -8,10 +8,12 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from pearl_planner.engine_model import EngineTable
 from pearl_simulator.emulator import EngineConfig, LocalPeers, LoopClock, Perturbation, tokens
+from pearl_simulator.emulator.app import EmulatorApp
 from pearl_simulator.emulator.engine import Engine
 from pearl_simulator.emulator.errors import EngineDeadError, EngineFaultError
 from pearl_simulator.emulator.sequence import Sampling, Sequence
@@ -297,3 +299,13 @@ async def test_answers_end_by_themselves_if_wanted(fleet: Fleet) -> None:
     whole = fleet.ask(engine, prompt_of(30), 100, ignore_eos=True)
     await ended(whole)
     assert whole.generated == 100
+
+
+async def test_http_application_runs_on_virtual_time_too(fleet: Fleet) -> None:
+    app = EmulatorApp(fleet.engine(), lambda: "id", lambda: 0.0)
+    body = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine", timeout=60) as client:
+        answer = await client.post("/v1/completions", json=body)
+    assert answer.json()["usage"]["completion_tokens"] == 1000
+    # Prefill of 5 tokens, then 999 steps over 6 … 1004 tokens.
+    assert now() == pytest.approx(0.020 + 5e-4 + 12.5e-7 + 999 * 0.011 + sum(range(6, 1005)) * 1e-6, abs=0.002)
