@@ -23,7 +23,7 @@ from pearl_planner.types import (
 from pearl_planner.types import (
     Feeding as PlannedFeeding,
 )
-from pearl_simulator.engine import Load
+from pearl_simulator.decoding import Load
 from pearl_simulator.jobs import Stage
 from pearl_simulator.types import Feeding
 
