@@ -42,6 +42,8 @@ PRICED = 2
 """The best and its best rival always have a price, others only if they beat the present shape."""
 MANY, MOST_DRAWS, LEAST_PATHS = 256, 2048, 4
 """With more trajectories than `MANY` each path says more, and fewer are enough."""
+MOST_UNSEEN = 2.5
+"""Times the mean length of ended trajectories that the expected length may be."""
 SCREEN_SHARE = 0.8
 MOST_ERROR = 0.5
 LEAST_MEAN = 1e-6
@@ -120,11 +122,21 @@ def exact(snapshot: Snapshot, known: Situation) -> Situation:
         return known
     if snapshot.batch.complete_groups >= snapshot.batch.need_groups:
         return known  # nobody waits for the others
+    if _lengths_unclear(snapshot.profile, known):
+        return known
     alive = known.load.trajectories
     rest = remainder(
         snapshot.profile, snapshot.batch, paths=max(LEAST_PATHS, MOST_DRAWS // alive) if alive > MANY else None
     )
     return known if rest is None else replace(known, load=replace(known.load, rest=rest))
+
+
+def _lengths_unclear(profile: Profile, known: Situation) -> bool:
+    """Whether expected turns are far beyond those of trajectories that ended: nothing says yet when the rest ends."""
+    ended, expected = profile.log_length, known.load.turns_per_trajectory
+    if ended.count < 1 or not expected:
+        return False
+    return math.log(expected) > ended.mean + ended.variance / 2 + math.log(MOST_UNSEEN)
 
 
 def _errors(profile: Profile) -> tuple[tuple[str, float], ...]:
