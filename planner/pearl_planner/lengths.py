@@ -24,6 +24,7 @@ MAX_TURNS = 2048
 NEGLIGIBLE = 1e-4
 PRIOR_WEIGHT = 0.5
 """Trajectories' worth of its predecessor's chance to end that every turn number starts with."""
+LEAST_CHANCE = 1e-12
 NODES = tuple(-3.0 + 0.5 * i for i in range(13))
 """Where the common factor of a group is looked at."""
 
@@ -100,24 +101,41 @@ def lengths(profile: Profile) -> Lengths | None:
     return Lengths(tuple(shares), tuple(scores), profile.likeness)
 
 
-def common_factor(known: Lengths, profile: Profile, group: str, progress: Sequence[int]) -> tuple[float, ...]:
-    """Chances of `NODES` for the common factor of a group, given finished siblings and the turns of running ones.
+class Factors:
+    """What is known of the common factors of groups: chances of `NODES`."""
 
-    Prior standard normal; a finished member's score is normal around √likeness·factor, a running one says that S is
-    beyond its turns.
-    """
-    logs = [-node * node / 2 for node in NODES]
-    spread = 1.0 - known.likeness
-    if known.likeness > 0:
-        finished, total = dict(profile.siblings).get(format(zlib.crc32(group.encode()), "x"), (0.0, 0.0))
-        deviation = math.sqrt(profile.log_length.variance)
-        mean = (total / finished - profile.log_length.mean) / deviation if finished and deviation > 0 else 0.0
-        for i, node in enumerate(NODES):
-            off = mean - math.sqrt(known.likeness) * node
-            logs[i] -= finished * off * off / (2 * spread)
-            beyond = [math.log(max(1.0 - known.chance_within(done, node), 1e-12)) for done in progress if done > 0]
-            logs[i] += sum(beyond)
-    top = max(logs)
-    weights = [math.exp(value - top) for value in logs]
-    total_weight = sum(weights)
-    return tuple(weight / total_weight for weight in weights)
+    def __init__(self, known: Lengths, profile: Profile) -> None:
+        self._known = known
+        self._siblings = dict(profile.siblings)
+        self._mean, self._deviation = profile.log_length.mean, math.sqrt(max(profile.log_length.variance, 0.0))
+        self._beyond: dict[int, list[float]] = {}
+
+    def of(self, group: str, progress: Sequence[int]) -> tuple[float, ...]:
+        """Of a group with these turns of running members.
+
+        Prior standard normal; the mean score of n finished members is normal around √likeness·factor, a running one
+        says that S is beyond its turns.
+        """
+        likeness = self._known.likeness
+        logs = [-node * node / 2 for node in NODES]
+        if likeness > 0:
+            finished, total = self._siblings.get(format(zlib.crc32(group.encode()), "x"), (0.0, 0.0))
+            mean = (total / finished - self._mean) / self._deviation if finished and self._deviation > 0 else 0.0
+            root, spread = math.sqrt(likeness), 2.0 * (1.0 - likeness)
+            logs = [
+                value - finished * (mean - root * node) ** 2 / spread for value, node in zip(logs, NODES, strict=True)
+            ]
+            for done in progress:
+                logs = [value + more for value, more in zip(logs, self._logs_beyond(done), strict=True)]
+        top = max(logs)
+        weights = [math.exp(value - top) for value in logs]
+        whole = sum(weights)
+        return tuple(weight / whole for weight in weights)
+
+    def _logs_beyond(self, done: int) -> list[float]:
+        """Logarithms of P(S > done | factor), per node."""
+        found = self._beyond.get(done)
+        if found is None:
+            chances = [max(1.0 - self._known.chance_within(done, node), LEAST_CHANCE) for node in NODES]
+            found = self._beyond[done] = [math.log(chance) for chance in chances]
+        return found

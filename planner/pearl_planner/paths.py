@@ -17,7 +17,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
 from pearl_planner.bins import stage, wait_at
-from pearl_planner.lengths import NODES, common_factor, lengths
+from pearl_planner.lengths import NODES, Factors, lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SAMPLES = 2048
 """Trajectories drawn for a decision; `MAX_PATHS` bounds the paths of a small batch."""
 MAX_PATHS = 128
-MIN_PATHS = 4
+MIN_PATHS = 2
 STRATA = 28
 TOP_STRATA = 4
 SPEEDS = ((0.05, 0.004), (0.05, 0.012), (0.05, 0.04), (1.0, 0.012), (1.0, 0.15))
@@ -357,7 +357,8 @@ def remainder(profile: Profile, batch: Batch, *, paths: int | None = None, seed:
         return Remainder((), (), 0, alive, 0.0)
     count = paths or min(max(SAMPLES // alive, MIN_PATHS), MAX_PATHS)
     sampler, draws = Sampler(profile, known, Draws(seed)), Draws(seed + 7)
-    factors = [list(accumulate(_factor(known, profile, name, members))) for name, members in groups.items()]
+    chances = Factors(known, profile)
+    factors = [list(accumulate(chances.of(name, [one.done for one in members]))) for name, members in groups.items()]
     drawn: list[Work] = []
     kept = []
     for _ in range(count):
@@ -378,10 +379,6 @@ def remainder(profile: Profile, batch: Batch, *, paths: int | None = None, seed:
         generated_tokens=max(profile.generated.mean, 1.0),
         environment_seconds=profile.environment.known_mean() or 0.0,
     )
-
-
-def _factor(known: Lengths, profile: Profile, name: str, members: Sequence[Start]) -> tuple[float, ...]:
-    return common_factor(known, profile, name, [one.done for one in members])
 
 
 def _common(below: Sequence[float], draws: Draws) -> float:
