@@ -13,8 +13,10 @@ from pearl_planner.decide import situation
 from pearl_planner.evaluate import Situation, best_seconds, coarse_count, grid
 from pearl_planner.feeding import evident_feeding, rounds_of, trainer_floor_seconds
 from pearl_planner.gates import growth_pays, residual_life_seconds, wake_seconds
+from pearl_planner.learn import learn
 from pearl_planner.plan import plan
 from pearl_planner.scale import interference_seconds, learn_scale, step_scale
+from pearl_planner.serialize import dumps, memory_from_text
 from pearl_planner.types import (
     Batch,
     Feeding,
@@ -205,3 +207,15 @@ def test_the_grid_keeps_small_counts_and_moves_others_by_no_more_than_its_width(
     assert grid(0.0) == 0.0
     assert grid(-50.0) == pytest.approx(-50.0, rel=0.03)
     assert TABLE.interference_seconds == 0.0
+
+
+def test_the_memory_of_a_large_fleet_fits_a_status_and_survives_it() -> None:
+    one = fleet()
+    one.pods = {
+        str(n): worker(n, uid=f"{n:08d}-0000-4000-8000-000000000000", state=WorkerState.STARTING) for n in range(512)
+    }
+    memory = learn(one.snapshot(), one.policy)
+    assert (len(memory.next_incarnations), len(memory.under_way)) == (512, 64)
+    text = dumps(memory)
+    assert len(text) < 24 * 1024  # of 32 KiB
+    assert memory_from_text(text) == memory
