@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TURN_HALF_LIFE = 16384.0
 """Turns after which a turn counts half."""
-TRAJECTORY_HALF_LIFE = 2048.0
+TRAJECTORY_HALF_LIFE = 4096.0
 RECENT_HALF_LIFE = 48.0
 """Turns of later stages whose residuals show a change of phase."""
 MIN_RECENT = 16.0

@@ -33,7 +33,7 @@ MAX_ERROR = 0.15
 SAME_THRESHOLD = 0.01
 STAGE_TURNS = (1.0, 2.0, 3.5, 6.5, 12.5, 24.5, 48.5, 80.0)
 """Middle turn of each stage of a profile."""
-EXPERIMENT_PATHS = 400
+EXPERIMENT_PATHS = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pearl_simulator.drawn import DrawnWorkload
 
-PROFILE_BATCHES = 64
+PROFILE_BATCHES = 100
 PROFILE_SEED = 500_000
 """Added to the seed: the profile was measured on other batches than those that are predicted."""
 ENDLESS_SECONDS = 1e7
