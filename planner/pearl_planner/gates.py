@@ -61,6 +61,8 @@ def elastic_count(  # noqa: PLR0913 - the limits of one zone
     if wanted > here:
         pays = growth_pays(situation.memory, values.at(here), values.at(wanted))
         return Count(wanted, Reason.APPLIED) if pays else Count(here, Reason.SWITCH_COST_TOO_HIGH)
+    if wanted < here and situation.policy.objective != "Cost":
+        wanted = min(here, _bisect(values, values.at(high) * (1.0 + SAME_SHARE / 2), low, high))  # not back and forth
     if wanted < here and not _lasting(situation.memory, now):
         return Count(here, bound, surplus=True)
     return Count(wanted, bound if high > wanted else None, surplus=wanted < here)
