@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pearl_simulator.experiments.bounds import BOUND, bound_row, bound_rows
-from pearl_simulator.experiments.cells import CALIBRATIONS, UPDATE_SECONDS, WINDOW, Cell, cells, scenario
+from pearl_simulator.experiments.cells import CALIBRATIONS, WINDOW, Cell, cells, scenario
 from pearl_simulator.experiments.common import Job, Rows, flat, rows, simulate, throughput
 from pearl_simulator.experiments.endtoend_tables import BOUND_WORKLOADS, CLAIRVOYANT, findings, plots, tables
 from pearl_simulator.experiments.policies import POLICIES, jobs, named, tuned_file
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 FULL_SEEDS, QUICK_SEEDS = 10, 1
 AUTO = ("roll", "rlboost+", "pearl")
 """Policies that are also run with an automatic window."""
+FULL = {
+    "paper": tuple(policy.label for policy in POLICIES),
+    "clean": ("roll", "roll-large", "prorsa-like", "rlboost+", "verl-lend", "pearl-paper", "static-best", "pearl"),
+}
 QUICK = {
     "paper": ("roll", "rlboost+", "verl-lend", "pearl-paper", "static-best", "schedule", "pearl"),
     "clean": ("roll", "rlboost+", "pearl"),
@@ -45,7 +49,7 @@ ABOUT = (
 def run(
     setting: Setting, simulated: Callable[[Job], Row] = simulate, bounded: Callable[[Job], Row] = bound_row
 ) -> Report:
-    """All cells; `--quick` runs fewer seeds over shorter windows and fewer policies under `clean`."""
+    """All cells; `--quick` runs fewer seeds and policies over shorter windows."""
     seeds = setting.seed_list(FULL_SEEDS, QUICK_SEEDS)
     todo = headline_jobs(seeds, quick=setting.quick) + bound_workload_jobs(seeds, quick=setting.quick)
     found = setting.pool.map(simulated, todo, "policies")
@@ -74,12 +78,11 @@ def headline_jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
     """Six cells under both calibrations with the fixed window, and some policies with the automatic one."""
     found: list[Job] = []
     for calibration in CALIBRATIONS:
-        policies = named(QUICK[calibration]) if quick else POLICIES
+        policies = named((QUICK if quick else FULL)[calibration])
         for cell in cells(calibration):
             found += jobs(cell, policies, seeds, quick=quick)
-    for calibration in CALIBRATIONS[:1] if quick else CALIBRATIONS:
-        for cell in cells(calibration, None):
-            found += jobs(cell, named(AUTO), seeds, quick=quick)
+    for cell in cells("paper", None):
+        found += jobs(cell, named(AUTO), seeds, quick=quick)
     return found
 
 
@@ -89,7 +92,7 @@ def bound_workload_jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
     found = []
     for name in BOUND_WORKLOADS:
         for job in jobs(cell, named(("rlboost+", "pearl")), seeds, quick=quick):
-            slow = Training(SLOW_UPDATE_SECONDS if name == "trainer-bound" else UPDATE_SECONDS)
+            slow = Training(SLOW_UPDATE_SECONDS) if name == "trainer-bound" else job.scenario.training
             workload = presets()["environment-bound" if name == "environment-bound" else "swe-pearl-1"]
             changed = replace(job.scenario, name=name, workload=workload, training=slow)
             found.append(replace(job, cell=name, scenario=changed))
