@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pearl_simulator.experiments.cells import CALIBRATIONS, SEGMENTS, WINDOW, Cell, fixed, scenario
+from pearl_simulator.experiments.cells import CALIBRATIONS, SEGMENTS, SHORT, WINDOW, Cell, fixed, scenario
 from pearl_simulator.experiments.common import Job, Row, flat, rows, simulate
 from pearl_simulator.report import Plot, Report, Series, Table
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pearl_simulator.statistics import Interval
     from pearl_simulator.types import Scenario
 
-FULL_SEEDS, QUICK_SEEDS = 6, 1
+FULL_SEEDS, QUICK_SEEDS = 4, 1
 FIXED_GPUS = (4, 8, 16)
 ABOUT = (
     "Qwen3-8B in the set-up of the end-to-end comparison. Each line switches one mechanism off and is compared with "
@@ -98,7 +98,11 @@ def run(setting: Setting, simulated: Callable[[Job], Row] = simulate) -> Report:
     """Three segments under both calibrations; fixed fleets under `paper`."""
     seeds = setting.seed_list(FULL_SEEDS, QUICK_SEEDS)
     where = [Cell("8B", segment, calibration) for calibration in CALIBRATIONS for segment in SEGMENTS]
-    todo = [job for cell in where for job in _jobs(cell.key, scenario(cell, quick=setting.quick), VARIANTS, seeds)]
+    todo = [
+        job
+        for cell in where
+        for job in _jobs(cell.key, scenario(cell, quick=setting.quick, length=SHORT), VARIANTS, seeds)
+    ]
     todo += _fixed_jobs(seeds, quick=setting.quick)
     found = setting.pool.map(simulated, todo, "variants")
     table = rows(found)
@@ -111,7 +115,7 @@ def run(setting: Setting, simulated: Callable[[Job], Row] = simulate) -> Report:
         plots=(_plot(table, where),),
         findings=(*_findings(table, where), WITHOUT_STEPS),
         seeds=seeds,
-        parameters={"window": WINDOW, "quick": setting.quick},
+        parameters={"window": WINDOW, "quick": setting.quick, "seconds": SHORT},
         runs=flat(found),
     )
 
@@ -128,7 +132,7 @@ def _fixed_jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
     """The paper's ablation: 16 training GPUs that may be lent, and fixed rollout GPUs."""
     found = []
     for model in ("8B", "30B-A3B"):
-        base = scenario(Cell(model, "S1", "paper"), quick=quick)
+        base = scenario(Cell(model, "S1", "paper"), quick=quick, length=SHORT)
         for gpus in FIXED_GPUS:
             alone = fixed(base, gpus)
             lending = replace(alone, fleet=replace(alone.fleet, borrowed_max_gpus=base.fleet.borrowed_max_gpus))

@@ -28,8 +28,8 @@ TRAINING_GPUS = 16
 LOOK_SECONDS = 20.0
 """Longest time between two looks of a rule, the same for all; events wake it earlier. Looks every 10 s change PEARL's
 throughput by less than its seeds do and cost twice the time."""
-FULL_SECONDS, FULL_WARMUP_SECONDS = 7200.0, 900.0
-QUICK_SECONDS, QUICK_WARMUP_SECONDS = 1500.0, 500.0
+FULL, SHORT, QUICK = (7200.0, 900.0), (3000.0, 900.0), (1500.0, 500.0)
+"""Seconds of a run, and of its warm-up: the whole segment, a part of it, the least that says something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,16 @@ def segment(name: str) -> Segment:
     return next(one for one in segments() if one.name == name)
 
 
-def scenario(cell: Cell, *, quick: bool) -> Scenario:
-    """What every elastic policy of the cell meets."""
+def scenario(cell: Cell, *, quick: bool, length: tuple[float, float] = FULL) -> Scenario:
+    """What every elastic policy of the cell meets, for `length`; `quick` is shorter still."""
+    horizon, warmup = QUICK if quick else length
     return Scenario(
         name=cell.key,
         workload=workload(cell.model),
         calibration=calibrated(cell.calibration, cell.model),
         training=Training(calibrations.update_seconds(TRAINING_GPUS)),
-        horizon_seconds=QUICK_SECONDS if quick else FULL_SECONDS,
-        warmup_seconds=QUICK_WARMUP_SECONDS if quick else FULL_WARMUP_SECONDS,
+        horizon_seconds=horizon,
+        warmup_seconds=warmup,
         costs=calibrations.costs(MODELS[cell.model]),
         router=Router(window=cell.window),
         capacity=segment(cell.segment).changes,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pearl_simulator import calibrations
 from pearl_simulator.capacity import load_shipped, window
 from pearl_simulator.distributions import LogNormal, Mixture
-from pearl_simulator.experiments.cells import CALIBRATIONS, MODELS, Cell, scenario, workload
+from pearl_simulator.experiments.cells import CALIBRATIONS, MODELS, SHORT, Cell, scenario, workload
 from pearl_simulator.experiments.common import Job, Row, flat, rows, simulate
 from pearl_simulator.experiments.policies import tuned
 from pearl_simulator.report import Plot, Report, Series, Table
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pearl_simulator.experiments.setting import Setting
     from pearl_simulator.types import Scenario
 
-FULL_SEEDS, QUICK_SEEDS = 5, 1
+FULL_SEEDS, QUICK_SEEDS = 3, 1
 LABELS = ("rlboost+", "pearl-paper", "pearl")
 GPUS = 8
 ABOUT = (
@@ -164,13 +164,13 @@ def run(setting: Setting, simulated: Callable[[Job], Row] = simulate) -> Report:
         plots=(_plot(table),),
         findings=_findings(table),
         seeds=seeds,
-        parameters={"reserved_gpus": GPUS, "quick": setting.quick},
+        parameters={"reserved_gpus": GPUS, "quick": setting.quick, "seconds": SHORT},
         runs=flat(found),
     )
 
 
 def _changed(point: Point, calibration: str, *, quick: bool) -> Scenario:
-    base = scenario(Cell("8B", "S1", calibration), quick=quick)
+    base = scenario(Cell("8B", "S1", calibration), quick=quick, length=SHORT)
     standing = replace(base.fleet, reserved_gpus=GPUS, elastic_max_gpus=0)
     changed = point.change(replace(base, fleet=standing, capacity=()), workload("8B"))
     return replace(changed, name=f"{point.cell} {calibration}")

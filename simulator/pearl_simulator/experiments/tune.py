@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pearl_simulator.errors import InputError
-from pearl_simulator.experiments.cells import CALIBRATIONS, Cell, cells, scenario
+from pearl_simulator.experiments.cells import CALIBRATIONS, SHORT, Cell, cells, scenario
 from pearl_simulator.experiments.common import Job, rows, simulate, throughput
 from pearl_simulator.experiments.policies import POLICIES, TUNED, fleet_of
 from pearl_simulator.experiments.setting import REPORT_SEEDS
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 FIRST_SEED = 100
 SEEDS = 1
-SECONDS, WARMUP_SECONDS = 3000.0, 900.0
-"""Shorter windows than the reported ones."""
 HINDSIGHT_SECONDS = 4800.0
 PLACES = (("8B", "S2"), ("30B-A3B", "S1"))
 """(model, segment) that parameters are tuned on."""
@@ -65,7 +63,7 @@ def run(setting: Setting, simulated: Callable[[Job], Row] = simulate) -> Report:
         summary={"rules": len(chosen), "cells": len(hindsight)},
         tables=(_rules_table(chosen), _hindsight_table(hindsight)),
         seeds=seeds,
-        parameters={"seconds": SECONDS},
+        parameters={"seconds": SHORT},
     )
 
 
@@ -127,8 +125,8 @@ def _label(rule: str, parameters: Parameters) -> str:
 
 
 def training_scenario(cell: Cell) -> Scenario:
-    """The cell, shorter."""
-    return replace(scenario(cell, quick=False), horizon_seconds=SECONDS, warmup_seconds=WARMUP_SECONDS)
+    """The cell, shorter than what is reported."""
+    return scenario(cell, quick=False, length=SHORT)
 
 
 @dataclass(frozen=True, slots=True)
