@@ -1,8 +1,8 @@
 """The consumer of the batches: waits for complete groups, takes its GPUs back, trains, publishes, lends while it waits.
 
-A step consumes `need_groups` groups: first those whose oldest first token would be too old for the next step (it waits
-for them, `WaitForOldest`), then others in the order in which they were completed. After a barrier the groups that were
-not needed are aborted. New weights are loaded one worker at a time, or by all at once at η = 0.
+A step consumes `need_groups` groups: first those that the staleness bound wants consumed by now (it waits for them,
+`WaitForOldest`), then others in the order in which they were completed. After a barrier the groups that were not needed
+are aborted. New weights are loaded one worker at a time, or by all at once at η = 0.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Trainer:
         self.batches: list[BatchResult] = []
         self.waits: list[tuple[float, float]] = []
         self._loading: Pod | None = None
+        self._batch: list[Group] | None = None
+        """What the step consumes once the lent GPUs are back."""
         self.abort: Callable[[Job], None] = lambda _job: None
 
     def start(self) -> None:
@@ -56,31 +58,51 @@ class Trainer:
 
     def look(self) -> None:
         """A group is complete: perhaps a batch is."""
-        if self.waiting_since is None or self.ready_at is not None or self._chosen() is None:
+        if self.waiting_since is None or self.ready_at is not None:
+            return
+        self._batch = self._chosen()
+        if self._batch is None:
             return
         self.ready_at = self._clock.now
         self._lender.reclaim(self._train)
 
     def _chosen(self) -> list[Group] | None:
-        """What the step consumes; None = not there yet."""
-        need = self._feed.batch_groups
-        due = [group for group in self._feed.open.values() if self._is_due(group)]
-        if any(group.complete_at is None for group in due):
-            return None
-        rest = [group for group in self.ready_groups() if not self._is_due(group)]
-        due.sort(key=lambda group: (group.first_version, group.number))
-        chosen = [*due, *rest][:need]
+        """What the step consumes; None = not there yet.
+
+        A step takes so many groups that what is left for step j fits into the steps up to j, for every j within the
+        staleness bound. Later ones fit by themselves, since no more groups may have started (`feed`).
+        """
+        need, complete = self._feed.batch_groups, self.ready_groups()
+        chosen: list[Group] = []
+        for ahead in range(self._horizon):
+            last = self.version + ahead
+            due = sum(1 for group in self._feed.open.values() if self._last_version(group) <= last)
+            more = due - ahead * need - len(chosen)
+            found = [group for group in complete if self._last_version(group) <= last and group not in chosen]
+            if len(found) < more:
+                return None
+            chosen += found[: max(more, 0)]
+        rest = [group for group in complete if group not in chosen]
+        chosen = [*chosen, *rest][:need]
         return chosen if len(chosen) == need else None
 
-    def _is_due(self, group: Group) -> bool:
-        """It would be too old for the next step; after a barrier everything is of this step."""
-        if self._training.feeding is Feeding.BARRIER:
-            return False
-        return group.first_version is not None and self.version - group.first_version >= self._training.max_staleness
+    @property
+    def _horizon(self) -> int:
+        """Steps ahead for which groups may be due; after a barrier everything is of this step."""
+        return 0 if self._training.feeding is Feeding.BARRIER else self._training.max_staleness
+
+    def _last_version(self, group: Group) -> int:
+        """The weight version under which it must be consumed at the latest.
+
+        A member that has not begun may still meet the oldest weights that are allowed.
+        """
+        begun = all(job.first_version is not None for job in group.jobs)
+        oldest = group.first_version if begun else None
+        return (group.jobs[0].min_version if oldest is None else oldest) + self._training.max_staleness
 
     def _train(self) -> None:
         now = self._clock.now
-        groups = self._chosen()
+        groups, self._batch = self._batch, None
         if groups is None or self.ready_at is None or self.waiting_since is None:
             raise SimulationError(f"step {self.step} lost its batch")
         ages = tuple(self.version - (job.first_version or 0) for group in groups for job in group.jobs)

@@ -143,6 +143,16 @@ def test_nothing_is_consumed_beyond_the_staleness_bound(staleness: int) -> None:
     assert max(age for batch in result.batches for age in batch.ages) == staleness
 
 
+def test_a_step_takes_old_groups_before_too_many_of_them_are_due_at_once() -> None:
+    # η = 2: three groups start under version 0, a fourth, which is short, under version 1. Taking it for step 1, since
+    # it is complete first, would leave two long ones that are both due at step 2.
+    one = scenario(
+        workload=steps(101, 1001, 1001, 101), workers=4, training=Training(0.5, Feeding.REFILL, 2), max_batches=4
+    )
+    result = simulate(one, Shape(colocated=4))
+    assert [batch.ages for batch in result.batches] == [(0,), (1,), (2,), (2,)]
+
+
 def test_need_groups_leaves_the_rest_behind_after_a_barrier() -> None:
     # The second group would take ten times as long; the step needs one group, and the next starts afresh.
     two = Same(lambda g, _m: (turn(100, 101 if g == 0 else 1001, 0.0),), groups=2)
