@@ -24,6 +24,8 @@ MIN_SAVING_SECONDS = 0.5
 FLIP_SECONDS = 1.0
 FADING_SECONDS = 60.0
 """A rival that stays ahead so long needs half the threshold only."""
+MOST_FADED = 3.0
+"""No threshold fades further: differences of 1 % are within what the model itself may be wrong by."""
 FINALISTS = 5
 MAX_ERROR = 0.5
 
@@ -121,7 +123,7 @@ def faded_threshold(one: Shape, present: Shape, situation: Situation, now: float
     threshold = policy.ratio_threshold if one.mode is present.mode else policy.mode_threshold
     if memory.rival != one or memory.rival_since is None:
         return threshold
-    return threshold / (1.0 + max(now - memory.rival_since, 0.0) / FADING_SECONDS)
+    return max(threshold / MOST_FADED, threshold / (1.0 + max(now - memory.rival_since, 0.0) / FADING_SECONDS))
 
 
 def error_of_difference(one: Forecast, present: Forecast, situation: Situation) -> float:

@@ -35,7 +35,7 @@ class Situation:
     """What every comparison of one decision shares."""
 
     load: Workload
-    """What is compared: the steady state of what is in flight, or (`decide.exact`) the rest of the batch."""
+    """What is compared: the steady state of what is in flight, or (`situation.exact`) the rest of the batch."""
     table: EngineTable
     policy: Policy
     memory: Memory

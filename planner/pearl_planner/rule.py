@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pearl_planner.decide import Decision, decide, exact, situation
+from pearl_planner.decide import Decision, decide
 from pearl_planner.evaluate import Situation
 from pearl_planner.gates import borrow_answer
+from pearl_planner.situation import exact, situation
 
 if TYPE_CHECKING:
     from pearl_planner.types import Loan, Policy, Snapshot

@@ -8,10 +8,10 @@ import pytest
 from planner_fleet import Fleet, budget, policy
 
 from pearl_planner.ahead import HORIZON_SECONDS, lasting, pressed, with_mix
-from pearl_planner.decide import situation
 from pearl_planner.evaluate import Situation
 from pearl_planner.profile import update
 from pearl_planner.records import TrajectoryRecord, TurnRecord
+from pearl_planner.situation import situation
 from pearl_planner.types import Batch, Measurements, Mode, Shape, Trajectory
 
 SHAPE = Shape(0, 1, 2)

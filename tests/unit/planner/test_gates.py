@@ -9,7 +9,6 @@ from planner_fleet import TABLE, Fleet, budget, policy, turns, worker
 
 from pearl_planner.choose import MIN_SAVING_SECONDS
 from pearl_planner.costs import learn_costs, learn_life
-from pearl_planner.decide import situation
 from pearl_planner.evaluate import Situation, best_seconds, coarse_count, grid
 from pearl_planner.feeding import evident_feeding, rounds_of, trainer_floor_seconds
 from pearl_planner.gates import growth_pays, residual_life_seconds, wake_seconds
@@ -17,6 +16,7 @@ from pearl_planner.learn import learn
 from pearl_planner.plan import plan
 from pearl_planner.scale import interference_seconds, learn_scale, step_scale
 from pearl_planner.serialize import dumps, memory_from_text
+from pearl_planner.situation import situation
 from pearl_planner.types import (
     Batch,
     Feeding,
