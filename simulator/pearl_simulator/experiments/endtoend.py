@@ -7,7 +7,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pearl_simulator.experiments.bounds import BOUND, bound_row, bound_rows
-from pearl_simulator.experiments.cells import CALIBRATIONS, WINDOW, Cell, cells, scenario
+from pearl_simulator.experiments.cells import CALIBRATIONS, SHORT, WINDOW, Cell, cells, scenario
+from pearl_simulator.experiments.cells import FULL as FULL_LENGTH
 from pearl_simulator.experiments.common import Job, Rows, flat, rows, simulate, throughput
 from pearl_simulator.experiments.endtoend_tables import BOUND_WORKLOADS, CLAIRVOYANT, findings, plots, tables
 from pearl_simulator.experiments.policies import POLICIES, jobs, named, tuned_file
@@ -36,7 +37,7 @@ QUICK = {
 }
 """Policies that `--quick` runs: those that the summary needs."""
 NEAR_BOUND = 0.95
-SLOW_UPDATE_SECONDS = 1800.0
+SLOW_UPDATE_SECONDS = 900.0
 ABOUT = (
     "32 H100 GPUs, of which 16 train, 4 are reserved for rollout and up to 12 are preemptible and follow three "
     "two-hour segments of a recorded spot trace; two GPUs per worker, batches of 64 trajectories in groups of 16, "
@@ -91,7 +92,8 @@ def bound_workload_jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
     cell = Cell("8B", "S1", "clean")
     found = []
     for name in BOUND_WORKLOADS:
-        for job in jobs(cell, named(("rlboost+", "pearl")), seeds, quick=quick):
+        length = SHORT if quick else FULL_LENGTH  # less shows nothing: the queue in front of the trainer must fill
+        for job in jobs(cell, named(("rlboost+", "pearl")), seeds, quick=False, length=length):
             slow = Training(SLOW_UPDATE_SECONDS) if name == "trainer-bound" else job.scenario.training
             workload = presets()["environment-bound" if name == "environment-bound" else "swe-pearl-1"]
             changed = replace(job.scenario, name=name, workload=workload, training=slow)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from pearl_simulator.experiments.cells import fixed, mean_gpus, scenario
+from pearl_simulator.experiments.cells import FULL, fixed, mean_gpus, scenario
 from pearl_simulator.experiments.common import Job
 
 if TYPE_CHECKING:
@@ -79,9 +79,11 @@ def fleet_of(policy: Policy, cell: Cell, base: Scenario) -> Scenario:
     return fixed(base, mean_gpus(cell)) if policy.fleet == "mean" else base
 
 
-def jobs(cell: Cell, policies: Sequence[Policy], seeds: Sequence[int], *, quick: bool) -> list[Job]:
+def jobs(
+    cell: Cell, policies: Sequence[Policy], seeds: Sequence[int], *, quick: bool, length: tuple[float, float] = FULL
+) -> list[Job]:
     """Every policy with every seed of a cell."""
-    base = scenario(cell, quick=quick)
+    base = scenario(cell, quick=quick, length=length)
     chosen = [(policy, choice(policy, cell)) for policy in policies]
     return [
         Job(cell.key, policy.label, rule[0], rule[1], fleet_of(policy, cell, base), seed)
