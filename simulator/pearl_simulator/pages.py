@@ -8,6 +8,7 @@ from pearl_simulator.errors import InputError
 from pearl_simulator.report import load_json, markdown, text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pearl_simulator.report import Report
@@ -28,19 +29,22 @@ def write(results: Path, out: Path) -> list[Path]:
     from pearl_simulator.plots import draw  # noqa: PLC0415 (matplotlib is slow to load)
 
     out.mkdir(parents=True, exist_ok=True)
-    written, index = [], []
+    written = []
     for file in files:
         report, version, command = load_json(file)
         written += draw(report, out)
         page = out / f"{report.experiment}.md"
         page.write_text(markdown_page(report, version, command, explanation(out, report.experiment)))
         written.append(page)
-        index.append(f"- [{report.title}]({page.name}): `{command}`")
     readme = out / "README.md"
-    readme.write_text(
-        "# Results\n\nMade by `pearl-sim docs` from the JSON files of the runs.\n\n" + "\n".join(index) + "\n"
-    )
+    readme.write_text(_index(sorted(page for page in out.glob("*.md") if page != readme)))
     return [*written, readme]
+
+
+def _index(pages: Sequence[Path]) -> str:
+    """All pages of the folder, other programs' as well, by their first line."""
+    lines = [f"- [{page.read_text().splitlines()[0].removeprefix('# ')}]({page.name})" for page in pages]
+    return "# Results\n\nEach page says how to repeat it.\n\n" + "\n".join(lines) + "\n"
 
 
 def explanation(out: Path, experiment: str) -> str:
