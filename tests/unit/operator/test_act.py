@@ -12,7 +12,8 @@ from pearl_operator.errors import Conflict
 from pearl_planner.types import Activity, CreateWorker, Role, SetActivity, SetRole, Slot, Zone
 
 if TYPE_CHECKING:
-    from conftest import World
+    from fake_cluster import World
+
     from pearl_operator.act import Actor
     from pearl_operator.look import Look
 

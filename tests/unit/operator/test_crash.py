@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import World
+    from fake_cluster import World
 
 pytestmark = pytest.mark.looptime
 

@@ -14,7 +14,7 @@ from pearl_operator.resync import Resync
 from pearl_operator.settings import Settings
 
 if TYPE_CHECKING:
-    from conftest import World
+    from fake_cluster import World
 
 pytestmark = pytest.mark.looptime
 

@@ -13,7 +13,7 @@ from pearl_operator.fence import FencedKube
 from pearl_operator.lease import Lease, LeaseLost
 
 if TYPE_CHECKING:
-    from conftest import World
+    from fake_cluster import World
 
 pytestmark = pytest.mark.looptime
 

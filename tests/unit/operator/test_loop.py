@@ -10,7 +10,7 @@ from pearl_api import names
 from pearl_operator import kinds
 
 if TYPE_CHECKING:
-    from conftest import World
+    from fake_cluster import World
 
 pytestmark = pytest.mark.looptime
 

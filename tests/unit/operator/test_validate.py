@@ -14,7 +14,8 @@ from pearl_operator.errors import Conflict
 from pearl_planner.types import Activity, DeleteWorker
 
 if TYPE_CHECKING:
-    from conftest import World
+    from fake_cluster import World
+
     from pearl_operator.look import Look
     from pearl_operator.sources import Sources
 

@@ -17,7 +17,7 @@ from pearl_planner.plan import plan
 from pearl_planner.serialize import dumps, policy_from_json, snapshot_from_json
 
 if TYPE_CHECKING:
-    from conftest import World
+    from fake_cluster import World
 
 pytestmark = pytest.mark.looptime
 
