@@ -64,7 +64,7 @@ class Situation:
     def forecast(self, shape: Shape, load: Workload | None = None) -> Forecast:
         """Prediction of one shape, for `load` where it is given."""
         present = self.memory.local_append_tokens
-        return _forecast(shape, load or self.load, self.table, self.window, present)
+        return forecast_of(shape, load or self.load, self.table, self.window, present)
 
     def with_alive(self, count: int) -> Workload:
         """The steady state of so many in flight."""
@@ -77,7 +77,8 @@ class Situation:
 
 
 @lru_cache(maxsize=4096)
-def _forecast(shape: Shape, load: Workload, table: EngineTable, window: int | None, present: int | None) -> Forecast:
+def forecast_of(shape: Shape, load: Workload, table: EngineTable, window: int | None, present: int | None) -> Forecast:
+    """`predict`, remembered; worth it for what lies on the grid."""
     return predict(shape, load, table, window=window, present_threshold=present)
 
 

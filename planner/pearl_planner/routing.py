@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pearl_planner.engine_model import sane_table
+from pearl_planner.evaluate import coarse, coarse_count, forecast_of, grid
 from pearl_planner.numbers import known_count
-from pearl_planner.predict import predict, workload
+from pearl_planner.predict import workload
 from pearl_planner.types import Feeding, RoutingParameters
 
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ def useful_window(snapshot: Snapshot, policy: Policy, shape: Shape, limit: int) 
     load = None if snapshot.profile is None else workload(snapshot.profile, limit, None)
     if load is None or not shape.workers or not sane_table(policy.table):
         return limit
-    table = policy.table.scaled(snapshot.memory.model_scale or 1.0)
+    load, table = coarse(load), policy.table.scaled(grid(snapshot.memory.model_scale or 1.0))
     rates: dict[int, float] = {}
     for step in range(1, WINDOW_STEPS + 1):
         window = max(limit * step // WINDOW_STEPS, 1)
-        rates[window] = predict(shape, replace(load, trajectories=window), table).prediction.turns_per_second or 0.0
+        forecast = forecast_of(shape, replace(load, trajectories=coarse_count(window)), table, None, None)
+        rates[window] = forecast.prediction.turns_per_second or 0.0
     best = max(rates.values())
     return min((window for window, rate in rates.items() if rate >= best * (1.0 - NOTICEABLE)), default=limit)
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MANY, MOST_DRAWS, LEAST_PATHS = 256, 2048, 4
 """With more trajectories than `MANY` each path says more, and fewer are enough."""
+TAIL_DRAWS = 512
+"""For the tail of a batch with refill, which is judged again and again."""
 MOST_UNSEEN = 2.5
 """Times the mean length of ended trajectories that the expected length may be."""
 MOST_ERROR = 0.5
@@ -100,9 +102,8 @@ def exact(snapshot: Snapshot, known: Situation) -> Situation:
     if _lengths_unclear(snapshot.profile, known):
         return known
     alive = known.load.trajectories
-    rest = remainder(
-        snapshot.profile, snapshot.batch, paths=max(LEAST_PATHS, MOST_DRAWS // alive) if alive > MANY else None
-    )
+    draws = TAIL_DRAWS if known.returns else MOST_DRAWS if alive > MANY else None
+    rest = remainder(snapshot.profile, snapshot.batch, paths=draws and max(LEAST_PATHS, draws // alive))
     return known if rest is None else replace(known, load=replace(known.load, rest=rest))
 
 
