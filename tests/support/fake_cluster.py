@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import operator
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +101,7 @@ class FakeKube:
     dead: bool = False
     """The operator was killed; nothing that it still tries to do happens."""
     _owned: dict[tuple[Any, ...], Object] = field(default_factory=dict)
+    _events: deque[tuple[Callable[[str, Kind, Object], None], str, Kind, Object]] = field(default_factory=deque)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     # --- what the operator calls
@@ -257,7 +260,8 @@ class FakeKube:
         self.store(kind, deep_merge(self.objects[kind.plural, namespace, name], change))
 
     def of(self, kind: Kind) -> list[Object]:
-        return [each for (plural, _, _), each in sorted(self.objects.items(), key=str) if plural == kind.plural]
+        found = [(str(key), each) for key, each in self.objects.items() if key[0] == kind.plural]
+        return [each for _, each in sorted(found, key=operator.itemgetter(0))]
 
     def _vanish(self, kind: Kind, name: str, namespace: str | None) -> None:
         known = self.objects.pop((kind.plural, namespace, name), None)
@@ -284,7 +288,13 @@ class FakeKube:
 
     def _emit(self, event: str, kind: Kind, body: Object) -> None:
         for watcher in self.watchers:
-            asyncio.get_running_loop().call_later(WATCH_SECONDS, watcher, event, kind, copy.deepcopy(body))
+            self._events.append((watcher, event, kind, copy.deepcopy(body)))
+            asyncio.get_running_loop().call_later(WATCH_SECONDS, self._deliver)
+
+    def _deliver(self) -> None:
+        """In the order of the writes, also where several fall on the same instant."""
+        watcher, event, kind, body = self._events.popleft()
+        watcher(event, kind, body)
 
     def _check_up(self) -> None:
         if self.dead:
