@@ -100,9 +100,9 @@ agents); a second job has a slow trainer.
 
 8 workers of 2 H100 (4 GPUs reserved, up to 12 elastic), Qwen3-8B, `paper` calibration (decode waits for prefill), 4 \
 groups of 16, 128 trajectories in flight, refill with η = 1, 30 s per update (600 s in the last row). The operator \
-looks every 5 s, knows only the shipped table (neither the interference nor the hand-off cost of these engines), and has the \
-default thresholds. Compared with every fixed shape of all 8 workers, with and without local append: for each seed and \
-phase the best of all {len(found[0].by_shape)}, which nobody could know before. {len(seeds)} paired seeds \
+looks every 5 s, knows only the shipped table (neither the interference nor the hand-off cost of these engines), and \
+has the default thresholds. Compared with every fixed shape of all 8 workers, with and without local append: for each \
+seed and phase the best of all {len(found[0].by_shape)}, which nobody could know before. {len(seeds)} paired seeds \
 ({seeds[0]} … {seeds[-1]}). The first batches of a phase, in which the operator settles, are not counted.
 
 **Mean regret over the three phases: {_percent(total)}** (95 % interval over the seeds; below 0 = ahead of the best \
