@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -34,6 +34,8 @@ SLOW_UPDATE_SECONDS = 600.0
 SLOW = (Phase(DECODE_HEAVY, 6, 3),)
 WORKERS = 8
 FIRST_SEED = 101
+FIXED_LOOK_SECONDS = 60.0
+"""A fixed shape needs no looks but for its local append threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Achieved:
 def fixed_rates(item: tuple[Setting, int, int, bool]) -> tuple[float, ...]:
     """By phase, of `prefill` P workers (0 = colocated), the others D, with or without local append."""
     setting, prefill, seed, local = item
-    one = setting.scenario(local_append=local)
+    one = replace(setting.scenario(local_append=local), look_seconds=FIXED_LOOK_SECONDS)
     rule = FixedRule(ratio=(prefill, setting.workers - prefill) if prefill else None)
     return phased(one).rates(run(one, rule, seed, rule_name="fixed").batches)
 

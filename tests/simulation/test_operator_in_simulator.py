@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from phases import DECODE_HEAVY, ENVIRONMENT_BOUND, PHASES, PREFILL_HEAVY, Phase
 from pearl_planner.plan import plan
 from pearl_planner.serialize import dumps, policy_from_json, snapshot_from_json
 from pearl_simulator.parallel import Pool
+from pearl_simulator.types import CapacityChange
 
 if TYPE_CHECKING:
     from operated import DataPlane, Operated, Seen
@@ -101,6 +102,24 @@ def test_elastic_gpus_are_given_back_when_the_trainer_is_slower() -> None:
     # An update takes 300 s, and nothing else: the trainer never waits once both batches are in flight.
     consumed = [batch.consumed_seconds for batch in one.world.trainer.batches]
     assert [later - sooner for sooner, later in pairwise(consumed)] == pytest.approx([300.0] * 5, abs=0.5)
+
+
+def test_pods_wait_for_elastic_gpus_and_are_replaced_when_their_nodes_are_gone() -> None:
+    # Two elastic workers may be had; the cluster has GPUs for one, from 300 s on for both, from 500 s on for none.
+    changes = (CapacityChange(0.0, 2), CapacityChange(300.0, 4), CapacityChange(500.0, 0))
+    one = run_operated(replace(SMALL_SLOW.scenario(), horizon_seconds=510.0, capacity=changes), SEED)
+    spans = one.plane.world.tally.shapes
+
+    def serving(seconds: float) -> int:
+        return next((span.shape.workers for span in reversed(spans) if span.start_seconds <= seconds), 0)
+
+    # A start takes 67.34 s, and a look is due every 5 s at the latest: the two reserved ones first, then what there is.
+    assert [serving(seconds) for seconds in (60.0, 70.0, 290.0, 375.0, 505.0)] == [0, 2, 3, 4, 2]
+    before = dict(next(seen.pods for seen in reversed(one.plane.history) if seen.seconds < 499.0))
+    after = dict(one.plane.history[-1].pods)
+    assert len(before) == len(after) == 4
+    assert len(set(before) & set(after)) == 2, "the elastic ones are new pods"
+    assert one.cluster.condition("CapacityAvailable") == ("False", "NoGpus")
 
 
 def test_recorded_decisions_can_be_planned_again(played: Played) -> None:
