@@ -127,7 +127,7 @@ class Batches:
         return min((step for step, batch in self.by_step.items() if not batch.closed), default=None)
 
     def min_version(self, step: int | None) -> int | None:
-        """Oldest weight version that a trajectory of the step may start with."""
+        """Oldest weight version that may generate tokens of the step's trajectories."""
         batch = self.by_step.get(step) if step is not None else None
         return batch.spec.min_version or None if batch is not None else None
 

@@ -34,6 +34,11 @@ _POLL_SECONDS = 1.0
 _EXPIRE_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 5
+_IDLE_SECONDS = 2.0
+"""Idle connections are closed before engines do it (uvicorn, after 5 s): a request that meets the closing end of one
+would look like a dead engine."""
+_CLIENT_IDLE_SECONDS = 75
+"""The same from the other side: clients close their idle connections first."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -41,7 +46,7 @@ _LOG = logging.getLogger(__name__)
 async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     """A gateway with its clients and its storage, closed in the end; nothing feeds its fleet yet."""
     storage = Storage(settings.storage, time.monotonic) if settings.storage is not None else None
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
     timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=settings.limits.connect_seconds)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         gateway = Gateway(
@@ -127,6 +132,7 @@ async def serve(settings: Settings, *, workers: Path | None, host: str, port: in
             port=port,
             http="httptools",
             access_log=False,
+            timeout_keep_alive=_CLIENT_IDLE_SECONDS,
             log_level="warning",
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )

@@ -159,7 +159,7 @@ class Sessions:
             prompt=rendered.prompt,
             sampling=rendered.sampling,
             extra=rendered.extra,
-            min_version=self._min_version(trajectory.step) if trajectory.turns_done == 0 else None,
+            min_version=self._min_version(trajectory.step),
             keep_logprobs=not trajectory.ephemeral and trajectory.traffic == "train",
             accepted_at=now,
             environment_seconds=None if idle_since is None else now - idle_since,

@@ -92,6 +92,7 @@ def server_of(app: FastAPI, port: int) -> Server:
             port=port,
             log_config=None,
             access_log=False,
+            timeout_keep_alive=75,  # clients close their idle connections first
             timeout_graceful_shutdown=5,
         )
     )

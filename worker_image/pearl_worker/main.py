@@ -60,7 +60,14 @@ async def serve(settings: Settings, accepted: Tokens) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.stop)
         app = build_api(worker, accepted, loop.time)
-        config = uvicorn.Config(app, host="0.0.0.0", port=settings.agent_port, log_config=None, access_log=False)  # noqa: S104
+        config = uvicorn.Config(
+            app,
+            host="0.0.0.0",  # noqa: S104 - a pod's own address
+            port=settings.agent_port,
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=75,  # gateway, operator and trainers close their idle connections first
+        )
         server = _Server(config)
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(server.serve())

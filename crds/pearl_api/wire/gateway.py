@@ -44,7 +44,7 @@ class OpenBatch(Message):
     groups: int = Field(ge=1)
     group_size: int = Field(ge=1)
     need_groups: int | None = Field(default=None, ge=1, description="Complete groups that end it; default all.")
-    min_version: int = Field(default=0, ge=0, description="Oldest weight version a trajectory may start with.")
+    min_version: int = Field(default=0, ge=0, description="Oldest weight version that may generate tokens of it.")
 
 
 class FinishTrajectory(Message):

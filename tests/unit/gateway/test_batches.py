@@ -50,6 +50,24 @@ async def test_batch_counts_complete_groups_and_gives_its_trajectories_once(benc
     assert (await post(bench, "/v1/batches/4/close"))["closed"] is True
 
 
+async def test_no_turn_of_a_batch_runs_under_weights_that_are_too_old_for_it(bench: Bench) -> None:
+    await bench.engine(version=2)
+    old = await bench.engine(version=1)
+    for name in ("new", "old"):  # each tells its version with an answer
+        bench.gateway.fleet.close_for(bench.gateway.fleet.workers["b" if name == "new" else "a"], 0.05)
+        await bench.generate([5], 1, trajectory=name)
+        await asyncio.sleep(0.06)
+    await post(bench, "/v1/batches", {"step": 1, "groups": 1, "groupSize": 1, "minVersion": 2})
+    step = {"X-Pearl-Step": "1"}
+    first = bench.tokens(await bench.generate([1], 2, headers=step))
+    bench.gateway.fleet.close_for(bench.gateway.fleet.workers["a"], 0.3)
+    asked = len(old.requests)
+    task = asyncio.create_task(bench.generate([1, *first], 2, headers=step))
+    await bench.until(lambda: bench.gateway.tally.turns_queued == 1)  # it waits rather than go to the old one
+    assert bench.tokens(await task) == bench.continuation([1, *first], 2, version=2)
+    assert len(old.requests) == asked
+
+
 async def test_unfinished_trajectories_are_told_to_the_planner(bench: Bench) -> None:
     await bench.engine()
     await post(bench, "/v1/batches", {"step": 1, "groups": 1, "groupSize": 2})
