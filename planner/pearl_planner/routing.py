@@ -9,7 +9,7 @@ from pearl_planner.engine_model import sane_table
 from pearl_planner.evaluate import coarse, coarse_count, forecast_of, grid
 from pearl_planner.numbers import known_count
 from pearl_planner.predict import workload
-from pearl_planner.types import Feeding, RoutingParameters
+from pearl_planner.types import RoutingParameters
 
 if TYPE_CHECKING:
     from pearl_planner.predict import Forecast
@@ -35,9 +35,8 @@ def recommended_window(snapshot: Snapshot, policy: Policy, shape: Shape) -> int:
     window = (max(policy.max_staleness, 0) + 1) * size - (batch.finished if batch else 0)
     room = _kv_room(snapshot, policy, shape)
     limit = max(1, window if room is None else min(window, room))
-    # Where batches start one by one all of a batch starts at once: its last trajectory decides.
-    least = batch.group_size if batch and snapshot.memory.feeding is Feeding.REFILL else size
-    return limit if limit <= least else max(least, useful_window(snapshot, policy, shape, limit))
+    # Who starts later ends later, and the longest trajectory decides when a batch is complete: never less than a batch.
+    return limit if limit <= size else max(size, useful_window(snapshot, policy, shape, limit))
 
 
 def useful_window(snapshot: Snapshot, policy: Policy, shape: Shape, limit: int) -> int:
