@@ -113,12 +113,17 @@ def _engines(snapshot: Snapshot, policy: Policy) -> list[tuple[Role, _Seen]]:
 
 
 def _local_share(profile: Profile, memory: Memory) -> float:
-    """Share of turns that decode workers prefill themselves."""
+    """Share of turns that decode workers prefill themselves: what the threshold says, or what was seen if that is more.
+
+    Without a prefill worker of its weights a decode worker prefills everything, whatever the threshold is.
+    """
     total = sum(profile.appended_bins)
     missed = {route: moments.mean for route, moments in profile.missed.items()}
     least = max(0.0, missed.get("local", min(missed.values(), default=0.0)))
     below = (memory.local_append_tokens or 0) - least
-    return sum(n for k, n in enumerate(profile.appended_bins) if 2 ** (k + 1) <= below) / total if total > 0 else 0.0
+    told = sum(n for k, n in enumerate(profile.appended_bins) if 2 ** (k + 1) <= below)
+    local, away = (profile.missed[one].count if one in profile.missed else 0.0 for one in ("local", "disaggregated"))
+    return max(told / total if total > 0 else 0.0, local / (local + away) if local > 0 else 0.0)
 
 
 def _seen(

@@ -13,6 +13,7 @@ from pearl_planner.evaluate import Situation, best_seconds, coarse_count, grid
 from pearl_planner.feeding import evident_feeding, rounds_of, trainer_floor_seconds
 from pearl_planner.gates import growth_pays, residual_life_seconds, wake_seconds
 from pearl_planner.learn import learn
+from pearl_planner.moments import Moments
 from pearl_planner.plan import plan
 from pearl_planner.scale import interference_seconds, learn_scale, step_scale
 from pearl_planner.serialize import dumps, memory_from_text
@@ -185,6 +186,17 @@ def test_interference_is_what_decoding_alone_does_not_explain() -> None:
     one.memory = learned(one, Role.COLOCATED, metrics(4.0, between))
     assert one.memory.model_scale == pytest.approx(1.0)
     assert interference_seconds(one.memory) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_prompts_that_decode_workers_prefill_without_being_told_to_do_not_make_their_steps_slow() -> None:
+    # A quarter of the 3.92/τ/120 turns a second that meet somebody is prefilled where it decodes (0.1 s), although the
+    # threshold is 0: while weights are loaded, no prefill worker may have those of the decode worker.
+    one = fleet()
+    assert one.profile is not None
+    seen = {"local": Moments(25.0, 0.0, 0.0), "disaggregated": Moments(75.0, 0.0, 0.0)}
+    one.profile = replace(one.profile, missed=seen)
+    one.memory = learned(one, Role.DECODE, metrics(4.0, 0.046 + 0.25 * 3.9207 / 120.0 * 0.1))
+    assert step_scale(one.memory) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_without_decoding_alone_slowness_beyond_a_tables_error_may_be_interference() -> None:
