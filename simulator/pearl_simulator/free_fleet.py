@@ -33,5 +33,6 @@ def free_fleet(scenario: Scenario, seed: int) -> Result:
         calibration=replace(scenario.calibration, interference_seconds=0.0, service_noise=0.0),
         capacity=(),
         failures=(),
+        look_seconds=scenario.horizon_seconds,  # nothing is ever decided
     )
     return run(alone, make_rule("roll", {}), seed, rule_name="free fleet")

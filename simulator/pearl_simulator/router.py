@@ -128,8 +128,9 @@ class Router:
         if not self._settings.affinity:
             return idlest
         limit = LEAK_FACTOR * _prefill_load(idlest) + LEAK_SLACK
-        best = max((job.prefill_home, job.home), key=lambda one: -1 if one not in engines else one.usable(job))
-        if best in engines and best is not None and best.usable(job) > 0 and _prefill_load(best) <= limit:
+        homes = [one for one in (job.prefill_home, job.home) if one is not None and one in engines]
+        best = max(homes, key=lambda one: one.usable(job), default=None)
+        if best is not None and best.usable(job) > 0 and _prefill_load(best) <= limit:
             return best
         if job.turn == 0:  # a worker that has the prompt of its group
             primed = [one for one in engines if one.usable(job) > 0 and _prefill_load(one) <= limit]

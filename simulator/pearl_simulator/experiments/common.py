@@ -126,8 +126,10 @@ class Rows:
     def ratio_across(
         self, my_cell: str, mine: str, their_cell: str, theirs: str, number: Callable[[Row], float] | None = None
     ) -> Interval:
-        """The same between two cells that met the same trajectories."""
-        return ratio_interval(self.values(my_cell, mine, number), self.values(their_cell, theirs, number))
+        """The same between two cells that met the same trajectories, over the seeds that both have."""
+        ours, others = self.values(my_cell, mine, number), self.values(their_cell, theirs, number)
+        both = min(len(ours), len(others))  # a shorter run has the first seeds
+        return ratio_interval(ours[:both], others[:both])
 
     def mean(self, cell: str, label: str, number: Callable[[Row], float]) -> float:
         """Over the seeds."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from pearl_simulator.experiments.bounds import BOUND, bound_row, bound_rows
+from pearl_simulator.experiments.bounds import BOUND, FREE, STRICT, bound_row, bound_rows, free_row
 from pearl_simulator.experiments.cells import CALIBRATIONS, SHORT, WINDOW, Cell, cells, scenario
 from pearl_simulator.experiments.cells import FULL as FULL_LENGTH
 from pearl_simulator.experiments.common import Job, Rows, flat, rows, simulate, throughput
@@ -48,13 +48,16 @@ ABOUT = (
 
 
 def run(
-    setting: Setting, simulated: Callable[[Job], Row] = simulate, bounded: Callable[[Job], Row] = bound_row
+    setting: Setting,
+    simulated: Callable[[Job], Row] = simulate,
+    bounded: Callable[[Job], Row] = bound_row,
+    freed: Callable[[Job], Row] = free_row,
 ) -> Report:
     """All cells; `--quick` runs fewer seeds and policies over shorter windows."""
     seeds = setting.seed_list(FULL_SEEDS, QUICK_SEEDS)
     todo = headline_jobs(seeds, quick=setting.quick) + bound_workload_jobs(seeds, quick=setting.quick)
     found = setting.pool.map(simulated, todo, "policies")
-    everything = [*found, *bound_rows(todo, setting.pool, bounded)]
+    everything = [*found, *bound_rows(todo, setting.pool, bounded, freed)]
     everything += clairvoyant_rows(rows(everything))
     table = rows(everything)
     return Report(
@@ -129,6 +132,8 @@ def summary(found: Rows) -> dict[str, float | int | None]:
         "pearl_vs_rlboost_scarce": min(over_rlboost["8B S2"], over_rlboost["30B-A3B S2"]),
         "pearl_vs_pearl_paper_mean": fmean(over_paper),
         "share_of_bound_min": lowest(found, fixed, BOUND),
+        "share_of_strict_bound_min": lowest(found, fixed, STRICT),
+        "share_of_free_fleet_min": lowest(found, fixed, FREE),
         "share_of_clairvoyant_min": lowest(found, fixed, CLAIRVOYANT),
         "paper_figures_reached": sum(reached(found, cell) for cell in fixed),
         "gpu_hours_saved_bound_workloads": min(1.0 - saving(found, name).value for name in BOUND_WORKLOADS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pearl_simulator.experiments.bounds import BOUND
+from pearl_simulator.experiments.bounds import FREE, STRICT
 from pearl_simulator.experiments.cells import CALIBRATIONS, Cell, cells
 from pearl_simulator.experiments.policies import POLICIES
 from pearl_simulator.experiments.published import OVER_RLBOOST, ROLL_RANGE
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BOUND_WORKLOADS = ("environment-bound", "trainer-bound")
 CLAIRVOYANT = "clairvoyant"
 """The best of everything that was tried in a cell, chosen afterwards."""
-LINES = (*(policy.label for policy in POLICIES if policy.label != "schedule"), CLAIRVOYANT, BOUND)
+LINES = (*(policy.label for policy in POLICIES if policy.label != "schedule"), CLAIRVOYANT, FREE, STRICT)
 
 
 def tables(found: Rows) -> tuple[Table, ...]:
@@ -152,7 +152,7 @@ def findings(found: Rows) -> tuple[str, ...]:
     for calibration in CALIBRATIONS:
         for cell in cells(calibration):
             for label in LINES:
-                if label in ("pearl", CLAIRVOYANT, BOUND) or not found.has(cell.key, label):
+                if label in ("pearl", CLAIRVOYANT, FREE, STRICT) or not found.has(cell.key, label):
                     continue
                 ratio = found.ratio(cell.key, "pearl", label)
                 if ratio.below_one:
