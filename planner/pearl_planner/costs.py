@@ -56,10 +56,13 @@ def _averaged(memory: Memory, kind: str, seconds: float, now: float) -> Memory:
 def _going_on(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Transitions that have begun and are not over."""
     waking = {loan.name for loan in snapshot.loans if loan.phase in _WAKING}
+    cold = {one.uid for one in snapshot.memory.under_way if one.kind == "cold"}
     for worker in snapshot.workers:
         if worker.zone is Zone.BORROWED:
             if worker.loan in waking and worker.state not in (WorkerState.READY, WorkerState.TERMINATING):
-                yield worker.uid, "wake"
+                # An engine that starts from nothing says nothing about the wakes to come.
+                first = worker.state is WorkerState.STARTING or worker.uid in cold
+                yield worker.uid, "cold" if first else "wake"
         elif worker.state in (WorkerState.PENDING, WorkerState.STARTING):
             yield worker.uid, "start"
         if worker.state is WorkerState.READY and worker.acked_epoch is not None and not _acknowledged(worker):

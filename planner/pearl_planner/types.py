@@ -268,7 +268,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change of one worker that takes time: `kind` is `start`, `wake` or `flip`."""
+    """A change of one worker that takes time: `kind` is `start`, `wake`, `flip`, or `cold` (an engine's first wake)."""
 
     uid: str
     kind: str

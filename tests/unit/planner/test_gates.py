@@ -113,6 +113,18 @@ def test_growth_pays_while_the_new_worker_lives_long_enough() -> None:
     assert not growth_pays(replace(short, start_cost_seconds=900.0), 10.0, 1.0)
 
 
+def test_an_engine_that_starts_from_nothing_says_nothing_about_wakes() -> None:
+    one = fleet()
+    states = (WorkerState.COLD, WorkerState.STARTING, WorkerState.UNREADY, WorkerState.READY)
+    one.loans = (Loan("t", "ns", 1, "Waking", 1, ("lent",), requested=False),)
+    for state in states:
+        one.pods = {"lent": worker(9, uid="lent", zone=Zone.BORROWED, loan="t", state=state)}
+        one.memory = learn_costs(one.snapshot())
+        one.now += 20.0
+    assert one.memory.wake_cost_seconds is None
+    assert one.memory.under_way == ()
+
+
 def test_a_wake_cost_is_believed_half_after_an_hour() -> None:
     assert wake_seconds(Memory(), 0.0) is None
     assert wake_seconds(Memory(wake_cost_seconds=8.0, wake_seen_at=100.0), 3700.0) == 4.0
