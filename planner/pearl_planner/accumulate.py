@@ -27,7 +27,11 @@ TURN_HALF_LIFE = 16384.0
 """Turns after which a turn counts half."""
 TRAJECTORY_HALF_LIFE = 4096.0
 RECENT_HALF_LIFE = 48.0
-"""Turns of later stages whose residuals show a change of phase."""
+"""Turns whose residuals show a change of phase."""
+FIRST = 3
+"""Place of the first turns' residuals, behind those of appended, generated and waits of later turns."""
+FIRST_ALIKE = 16.0
+"""First prompts that are one: a group's."""
 MIN_RECENT = 16.0
 MIN_JUMP = 0.6
 """Least mean residual (of a logarithm) of the last turns that is taken for a change of phase."""
@@ -89,6 +93,8 @@ class Accumulator:
             self._newest = known_count(version)
         if number > 1:
             self._later(record, where, logs, weight)
+        elif self._first_jumps(logs):
+            self._change_of_phase()
         if record.cached_tokens is not None:
             self._cache(record, weight)
 
@@ -116,28 +122,36 @@ class Accumulator:
             self._first.add(max(record.appended_tokens + beyond, 0.0), weight)
 
     def _residuals(self, where: int, logs: tuple[float, float, float | None]) -> None:
-        """Recent means of the residuals; a jump of one of them is a change of phase."""
+        """Recent means of the residuals of later turns; a jump of one of them is a change of phase."""
         means = (*self._logs[where], self._wait_before)
-        jump = False
-        for i, value in enumerate(logs):
-            if value is None or means[i].count < KEPT_TURNS:
-                continue
-            recent = self._recent[i] = _faded(self._recent[i], value - means[i].mean)
-            noise = JUMP_SIGMAS * math.sqrt(3.0 * max(means[i].variance, 0.01) / recent.count)
-            jump = jump or (recent.count >= MIN_RECENT and abs(recent.mean) > max(MIN_JUMP, noise))
-        if jump:
+        jumps = [value is not None and self._jumps(i, value, means[i], 1.0) for i, value in enumerate(logs)]
+        if any(jumps):
             self._change_of_phase()
+
+    def _first_jumps(self, logs: tuple[float, float]) -> bool:
+        """The same of first turns, whose prompts are alike within a group: fewer of them are independent."""
+        alike = (FIRST_ALIKE, 1.0)
+        jumps = [self._jumps(FIRST + i, value, self._logs[0][i], alike[i]) for i, value in enumerate(logs)]
+        return any(jumps)
+
+    def _jumps(self, place: int, value: float, usual: Moments, alike: float) -> bool:
+        if usual.count < KEPT_TURNS:
+            return False
+        recent = self._recent[place] = _faded(self._recent[place], value - usual.mean)
+        noise = JUMP_SIGMAS * math.sqrt(3.0 * alike * max(usual.variance, 0.01) / recent.count)
+        return recent.count >= MIN_RECENT and abs(recent.mean) > max(MIN_JUMP, noise)
 
     def _change_of_phase(self) -> None:
         """What was known moves with the jump and weighs little from now on."""
         shifts = [recent.mean for recent in self._recent]
+        firsts = [recent.mean if recent.count >= MIN_RECENT else 0.0 for recent in self._recent[FIRST:]]
         scale = 1.0 / self._turn_weight
         staged = []
         total = sum(sums[0].weight for sums in self._stages) * scale
         share = min(1.0, KEPT_TURNS / total) if total > 0 else 0.0
         for number, sums in enumerate(self._stages):
             old = [one.frozen(scale) for one in sums]
-            moved = shifts if number else [0.0, 0.0]
+            moved = shifts if number else firsts
             kept = [
                 _moved(old[0], share, math.exp(moved[0])),
                 _moved(old[1], share, math.exp(moved[1])),
@@ -165,7 +179,7 @@ class Accumulator:
         self._lengths = [Pairs(Moments(), Moments(), 0.0) for _ in range(STAGES)]
         self._most = 0.0
         self._turn_weight = 1.0
-        self._recent = [Moments(), Moments(), Moments()]
+        self._recent = [Moments()] * (FIRST + 2)
 
     def trajectory(self, record: TrajectoryRecord) -> None:
         """One ended trajectory; only a finished one says how long they are."""

@@ -112,8 +112,8 @@ class Profile:
     sibling_pairs: tuple[float, float] = (0.0, 0.0)
     """(pairs of siblings, sum of products of their log S around the mean)."""
     log_environment: Moments = UNKNOWN
-    recent: tuple[Moments, ...] = (UNKNOWN, UNKNOWN, UNKNOWN)
-    """Residuals of the last turns: log a, log r, log Z."""
+    recent: tuple[Moments, ...] = (UNKNOWN,) * 5
+    """Residuals of the last turns: log a, log r, log Z of later ones, log a, log r of first ones."""
     turns: int = 0
     """All training turns ever seen."""
     trajectories: int = 0
@@ -186,7 +186,7 @@ class Profile:
             missed={str(k): Moments.from_list(v) for k, v in missed.items()} if isinstance(missed, dict) else {},
             stages=tuple(Stage(*_moments_in(row, len(_STAGE))) for row in _rows(data.get("stages"))),
             lengths=tuple(_length_in(row) for row in _rows(data.get("lengths"))),
-            recent=tuple(_moments_in(data.get("recent"), 3)),
+            recent=tuple(_moments_in(data.get("recent"), 5)),
             siblings=_siblings_in(data.get("siblings")),
             most_generated=known(data.get("mostGenerated")) or 0.0,
             sibling_pairs=_pair_in(data.get("siblingPairs")),

@@ -26,6 +26,18 @@ def test_a_change_of_phase_is_noticed_within_the_turns_of_one_small_batch() -> N
     assert profile.effective_turns == pytest.approx(16 + 64 - 18, abs=4)
 
 
+def test_single_turns_change_phase_too() -> None:
+    profile = update(None, [turn(1, appended_tokens=1500, generated_tokens=2)] * 600)
+    profile = update(profile, [turn(1, appended_tokens=20, generated_tokens=200)] * 48)
+    assert profile.appended.mean < 200
+    assert profile.generated.mean > 100
+
+
+def test_groups_with_long_and_short_prompts_are_no_change_of_phase() -> None:
+    groups = [turn(1, appended_tokens=tokens) for tokens in (200, 3000, 800, 400, 1600) for _ in range(16)]
+    assert update(None, groups * 5).effective_turns > 390
+
+
 def test_noise_is_no_change_of_phase() -> None:
     noisy = [turn(2, appended_tokens=number) for number in (5, 20, 80, 320, 1280)] * 100
     profile = update(update(None, noisy), noisy)
