@@ -60,7 +60,8 @@ class HostileWorld(RuleBasedStateMachine):
         self.reclaimed_at: dict[str, float] = {}
         self.pending: list[object] = []
         self.epoch = 0
-        self.dead: set[str] = set()
+        self.seen: set[str] = set()
+        """Names of pods that a look saw; one that went before may come again under its name."""
 
     @initialize(reserved=st.integers(1, 4), modes=st.sampled_from([AUTO, (Mode.DISAGGREGATED,)]))
     def begin(self, reserved: int, modes: tuple[Mode, ...]) -> None:
@@ -71,6 +72,7 @@ class HostileWorld(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
+        self.seen |= set(self.pods)
         result = plan(self.snapshot(), self.policy)
         self.check_plan(result)
         self.target, self.memory = result.target, result.memory
@@ -258,8 +260,7 @@ class HostileWorld(RuleBasedStateMachine):
         if isinstance(action, CreateWorker):
             slot = action.slot
             name = f"w{slot.slot}-{slot.incarnation}"
-            assert name not in self.dead, f"{name} was used before"
-            self.dead.add(name)
+            assert name not in self.seen, f"{name} was used before"
             self.pods[name] = worker(
                 slot.slot,
                 slot.role,
