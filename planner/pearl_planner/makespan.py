@@ -91,7 +91,8 @@ def settle(
                 per_second += count * turns / seconds
                 tokens += count * made / seconds
         per_second *= share
-        at = Presence(running, per_second, per_second * slow.per_prefill, tokens * share * per_token)
+        decoding, local = tokens * share * per_token, per_second * slow.per_local
+        at = Presence(running, per_second, per_second * slow.per_prefill, decoding, local)
         new = stations.slowness(turn, at, running)
         change = abs(new.per_turn - per_turn) + abs(new.per_token - per_token) * turn.generated_tokens
         size = per_turn + per_token * turn.generated_tokens

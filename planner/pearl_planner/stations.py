@@ -44,6 +44,8 @@ class Presence(NamedTuple):
     prefilling: float
     """Trajectories that are in prefill, or in its queue."""
     decoding: float
+    local: float = 0.0
+    """Trajectories whose prompts decode workers prefill."""
 
 
 class Slowness(NamedTuple):
@@ -53,6 +55,8 @@ class Slowness(NamedTuple):
     per_token: float
     per_prefill: float
     """Of `per_turn`, the part in prefill stations and their queues."""
+    per_local: float = 0.0
+    """Of `per_turn`, the part at decode workers that prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +89,18 @@ class Stations:
 
     def _split(self, turn: Turn, at: Presence, contexts: float) -> Slowness:
         """Prefill workers, then the hand-off, then decode workers (with the appends they prefill themselves)."""
-        here = 1.0 + at.decoding * self._others(at.running, self.shape.decode) / self.shape.decode
+        here = 1.0 + (at.local + at.decoding) * self._others(at.running, self.shape.decode) / self.shape.decode
         held, passes = self._held(here, turn)
         step = decode_seconds(self.table, held, turn.context_tokens + turn.generated_tokens / 2)
-        local, per_turn = turn.local_share, step / 2
+        local, stalls = turn.local_share, 0.0
         if local > 0.0:
-            per_turn += local * held * self._chunk(turn.local_tokens, turn) * passes
+            stalls = local * held * self._chunk(turn.local_tokens, turn) * passes
+        per_turn = step / 2 + stalls
         if local >= 1.0:
-            return Slowness(per_turn, step * passes, 0.0)
+            return Slowness(per_turn, step * passes, 0.0, stalls)
         remote = (1.0 - local) * self._remote(turn, at, contexts)
         hand_off = (1.0 - local) * transfer_seconds(self.table, turn.remote_tokens)
-        return Slowness(per_turn + remote + hand_off, step * passes, remote)
+        return Slowness(per_turn + remote + hand_off, step * passes, remote, stalls)
 
     def _remote(self, turn: Turn, at: Presence, contexts: float) -> float:
         """One turn at the prefill workers, with its wait."""

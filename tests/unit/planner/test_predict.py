@@ -183,3 +183,13 @@ def _seconds(call: object) -> float:
     begin = time.perf_counter()
     call()  # type: ignore[operator]
     return time.perf_counter() - begin
+
+
+def test_a_decode_worker_that_prefills_everything_itself_is_a_colocated_worker() -> None:
+    bins = tuple(100.0 if k == 4 else 0.0 for k in range(20))  # appends of 16 to 31 tokens
+    for generated in (4.0, 200.0):
+        one = replace(load(24.0, generated), trajectories=24, appended_bins=bins)
+        here = predict(Shape(0, 1, 2), one, TABLE, present_threshold=1024)
+        assert here.local_append_tokens == 1024
+        rate = predict(Shape(2), one, TABLE).prediction.turns_per_second
+        assert here.prediction.turns_per_second == pytest.approx(rate, rel=0.03)
