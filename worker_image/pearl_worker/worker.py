@@ -228,11 +228,13 @@ class Worker:
         await work[step]()
 
     async def _load(self) -> None:
-        await self.engine.load(await self._files(), self._version())
+        await self.engine.load(*await self._weights())
 
     async def _wake(self) -> None:
-        kept = self.engine.facts.loaded == self._wanted()
-        await self.engine.wake(None if kept else await self._files(), self._version())
+        if self.engine.facts.loaded == self._wanted():
+            await self.engine.wake(None, self._version())
+        else:
+            await self.engine.wake(*await self._weights())
 
     async def _prove(self) -> None:
         await self.engine.prove()
@@ -314,8 +316,12 @@ class Worker:
     def _weights_failed(self) -> bool:
         return self.engine.facts.running and (not self._loadable() or _now() < self._load_after)
 
-    async def _files(self) -> Sequence[Path]:
-        return await (self._source.fetch(self._manifest) if self._manifest else self._source.base())
+    async def _weights(self) -> tuple[Sequence[Path], int]:
+        """Files and version of one manifest: a newer one may come while they are fetched."""
+        manifest = self._manifest
+        if manifest is None:
+            return await self._source.base(), 0
+        return await self._source.fetch(manifest), manifest.version
 
     def _is_free(self) -> bool:
         facts = self.engine.facts

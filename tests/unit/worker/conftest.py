@@ -155,6 +155,7 @@ class World:
     breaking: set[str] = field(default_factory=set)
     manifest_now: WeightsManifest | None = None
     unfetchable: str = ""
+    fetch_seconds: float = 0.0
     worker: Worker = field(init=False)
 
     def now(self) -> float:
@@ -180,6 +181,7 @@ class World:
     async def fetch(self, manifest: WeightsManifest) -> Sequence[Path]:
         if self.unfetchable:
             raise WeightsError(self.unfetchable)
+        await asyncio.sleep(self.fetch_seconds)
         return [Path(manifest.uri)]
 
     async def base(self) -> Sequence[Path]:

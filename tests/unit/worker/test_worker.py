@@ -69,6 +69,24 @@ async def test_an_update_aborts_what_is_inside_and_never_pauses_while_kv_is_pinn
     assert engine.version == "1"
 
 
+async def test_weights_that_a_newer_version_overtakes_while_they_are_fetched_keep_their_own_label(
+    make_world: Any, run: Any
+) -> None:
+    world = make_world()
+    run(world.worker)
+    await world.until(WorkerPhase.READY)
+    seen: list[tuple[str, str]] = []
+    world.fetch_seconds = 3.0
+    world.publish(1)
+    await asyncio.sleep(2.0)
+    world.publish(2)
+    for _ in range(20):
+        await asyncio.sleep(0.5)
+        seen.append((world.engine.weights, world.engine.version))
+    assert set(seen[1:]) - {("model", "0")} <= {("v1", "1"), ("v2", "2")}
+    assert seen[-1] == ("v2", "2")
+
+
 async def test_finish_turn_lets_requests_end_before_the_update(make_world: Any, run: Any) -> None:
     world = make_world(on_update=OnUpdate.FINISH_TURN, drain_seconds=30.0)
     run(world.worker)
