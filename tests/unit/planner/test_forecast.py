@@ -4,8 +4,6 @@ import pytest
 from planner_fleet import TABLE, turns
 
 from pearl_planner.forecast import Demand, forecast
-from pearl_planner.interference import Observed, interference_seconds, of_record
-from pearl_planner.profile import TurnRecord
 from pearl_planner.types import Trajectory
 
 PROFILE = turns(100, 20, wait=2.0)  # every wait lasts two seconds
@@ -36,23 +34,3 @@ def test_answers_in_progress_need_what_is_left_of_them_or_what_fits_the_horizon(
 def test_who_outlasted_every_known_wait_comes_back_now() -> None:
     late = demand(Trajectory("g", 3, 800, idle_seconds=1e6), seconds=1.0)
     assert late.prefill_tokens == pytest.approx(120)
-
-
-def test_interference_is_what_neither_decode_nor_the_chunk_explains() -> None:
-    # Steps of 38 ms (two sequences); every second 0.5 prefills of 100 tokens (0.25 s) and 0.1 s that nobody explains.
-    between = 0.038 / (1 - 0.5 * (0.25 + 0.1))
-    seen = Observed(between, 2.0, 800.0, 0.5, 100.0, 100.0)
-    assert interference_seconds([seen], TABLE) == pytest.approx(0.1, rel=1e-6)
-    clean = Observed(0.038 / (1 - 0.5 * 0.25), 2.0, 800.0, 0.5, 100.0, 100.0)
-    assert interference_seconds([clean], TABLE) == pytest.approx(0.0, abs=1e-9)
-    assert interference_seconds([], TABLE) is None
-
-
-def test_only_turns_of_workers_that_do_both_tell_of_interference() -> None:
-    facts = {"trajectory": "t", "turn": 2, "appended_tokens": 100, "generated_tokens": 11, "context_tokens": 800}
-    one = TurnRecord(**facts, route="colocated", inter_token_seconds=0.05, cached_tokens=650)  # type: ignore[arg-type]
-    seen = of_record(one, sequences=2.0, prefills_per_second=0.5)
-    assert seen is not None
-    assert (seen.new_tokens, seen.seconds) == (150, pytest.approx(0.5))
-    other = TurnRecord(**facts, route="disaggregated", inter_token_seconds=0.05)  # type: ignore[arg-type]
-    assert of_record(other, sequences=2.0, prefills_per_second=0.5) is None
