@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pearl_gateway.journal import turn_line
 from pearl_gateway.router import RouteKind
-from pearl_planner.profile import Profile, TrajectoryRecord, TurnRecord, update
+from pearl_planner.workload.profile import Profile, TrajectoryRecord, TurnRecord, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pearl_api.wire.gateway import TrajectoryExport
 from pearl_gateway.segments import Segments
-from pearl_planner.profile import Profile
+from pearl_planner.workload.profile import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

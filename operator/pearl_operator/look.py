@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pearl_planner.steps import key_of
+from pearl_planner.fleet.steps import key_of
 from pearl_planner.types import Activity, WorkerState, Zone
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from pearl_operator.observe import Facts, snapshot_of
 from pearl_operator.policy import budget_of, engine_choice, gpu_products, policy_of
 from pearl_operator.report import status_after_bug, status_unreadable
 from pearl_operator.status_codec import target_from_status
+from pearl_planner.fleet.steps import finished
 from pearl_planner.plan import plan
 from pearl_planner.serialize import memory_from_text
-from pearl_planner.steps import finished
 from pearl_planner.types import AnswerLoan, CreateWorker
 
 if TYPE_CHECKING:

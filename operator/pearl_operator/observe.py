@@ -9,7 +9,6 @@ from pearl_api import names
 from pearl_api.wire.worker import WorkerPhase
 from pearl_operator.notices import notice_seconds
 from pearl_operator.resources.worker import shape_hash
-from pearl_planner.profile import Profile
 from pearl_planner.types import (
     Activity,
     Batch,
@@ -23,6 +22,7 @@ from pearl_planner.types import (
     WorkerState,
     Zone,
 )
+from pearl_planner.workload.profile import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

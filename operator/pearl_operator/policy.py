@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pearl_api.rollout import ModePolicy
-from pearl_planner.tables import TableError, find_table, load_table
+from pearl_planner.engine.tables import TableError, find_table, load_table
 from pearl_planner.types import Budget, Mode, Policy
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pearl_api.rollout import PearlRolloutSpec
     from pearl_operator.facts import NodeFact, RolloutFact
-    from pearl_planner.engine_model import EngineTable
+    from pearl_planner.engine.model import EngineTable
 
 _MODES: Final = {
     ModePolicy.AUTO: (Mode.COLOCATED, Mode.DISAGGREGATED),

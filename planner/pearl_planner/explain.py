@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from pearl_planner.types import Reason, Shape
 
 if TYPE_CHECKING:
-    from pearl_planner.choose import Verdict
-    from pearl_planner.predict import Forecast
-    from pearl_planner.profile import Profile
+    from pearl_planner.choice.choose import Verdict
+    from pearl_planner.prediction.predict import Forecast
+    from pearl_planner.workload.profile import Profile
 
 
 def compared(verdict: Verdict, present: Forecast, profile: Profile, dwell_left_seconds: float = 0.0) -> str:

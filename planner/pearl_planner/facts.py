@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pearl_planner.assign import stays
+from pearl_planner.fleet.assign import stays
 from pearl_planner.numbers import known, known_count
-from pearl_planner.predict import MIN_TURNS
+from pearl_planner.prediction.predict import MIN_TURNS
 from pearl_planner.types import Reason, WorkerState, Zone
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pearl_planner import explain
-from pearl_planner.assign import assign, stays
-from pearl_planner.decide import Decision, may_keep
+from pearl_planner.choice.decide import Decision, may_keep
+from pearl_planner.choice.learn import learn
+from pearl_planner.choice.routing import routing
 from pearl_planner.facts import clean, dead_slots, fleet, lent_workers, sizes
-from pearl_planner.learn import learn
-from pearl_planner.routing import routing
+from pearl_planner.fleet.assign import assign, stays
+from pearl_planner.fleet.shapes import shape_of
+from pearl_planner.fleet.steps import complete, finished, key_of, steps
 from pearl_planner.rule import PEARL
-from pearl_planner.shapes import shape_of
-from pearl_planner.steps import complete, finished, key_of, steps
 from pearl_planner.types import (
     Action,
     AnswerLoan,

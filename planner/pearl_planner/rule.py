@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pearl_planner.decide import Decision, decide
-from pearl_planner.evaluate import Situation
-from pearl_planner.gates import borrow_answer
-from pearl_planner.situation import exact, situation
+from pearl_planner.choice.decide import Decision, decide
+from pearl_planner.choice.evaluate import Situation
+from pearl_planner.choice.gates import borrow_answer
+from pearl_planner.choice.situation import exact, situation
 
 if TYPE_CHECKING:
     from pearl_planner.types import Loan, Policy, Snapshot
@@ -35,11 +35,11 @@ class PearlRule:
     """Predict every shape, take the best where it is better enough (docs/models.md)."""
 
     def decide(self, snapshot: Snapshot, policy: Policy) -> Decision:
-        """See `pearl_planner.decide`."""
+        """See `pearl_planner.choice.decide`."""
         return decide(snapshot, policy)
 
     def answer_loan(self, snapshot: Snapshot, policy: Policy, loan: Loan, count: int, added: int) -> tuple[bool, str]:
-        """See `pearl_planner.gates.borrow_answer`."""
+        """See `pearl_planner.choice.gates.borrow_answer`."""
         known = situation(snapshot, policy)
         rest = exact(snapshot, known) if isinstance(known, Situation) else None
         return borrow_answer(rest, loan, count, added, now=snapshot.now)

@@ -14,9 +14,9 @@ from enum import Enum
 from typing import Any, TypeVar, cast
 
 from pearl_planner import types as planner_types
-from pearl_planner.engine_model import EngineTable
-from pearl_planner.profile import Profile
+from pearl_planner.engine.model import EngineTable
 from pearl_planner.types import Memory, Plan, Policy, Snapshot
+from pearl_planner.workload.profile import Profile
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pearl_planner.engine_model import EngineTable
-    from pearl_planner.profile import Profile
+    from pearl_planner.engine.model import EngineTable
+    from pearl_planner.workload.profile import Profile
 
 
 class Mode(StrEnum):

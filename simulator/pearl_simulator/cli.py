@@ -18,12 +18,12 @@ from rich.console import Console
 
 from pearl_simulator.errors import InputError
 from pearl_simulator.experiments.setting import REPORT_SEEDS, Setting
-from pearl_simulator.parallel import Pool
+from pearl_simulator.reporting.parallel import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pearl_simulator.report import Report
+    from pearl_simulator.reporting.report import Report
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, given: Sequence[str], console: Console) -> int:
     if options.command == "docs":
-        pages = importlib.import_module("pearl_simulator.pages")
+        pages = importlib.import_module("pearl_simulator.reporting.pages")
         for path in pages.write(Path(options.results), Path(options.out)):
             console.print(f"wrote {path}", highlight=False)
         return 0
@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace, given: Sequence[str], console: Console) ->
 
 def _give(report: Report, options: argparse.Namespace, command: str, console: Console) -> None:
     """To the terminal, and to the files that were asked for."""
-    from pearl_simulator.report import show, to_json  # noqa: PLC0415
+    from pearl_simulator.reporting.report import show, to_json  # noqa: PLC0415
 
     if not options.silent:
         output = Console()
@@ -111,7 +111,7 @@ def _give(report: Report, options: argparse.Namespace, command: str, console: Co
         Path(options.json).write_text(to_json(report, version=version("pearl-operator"), command=command))
         console.print(f"wrote {options.json}", highlight=False)
     if options.out:
-        from pearl_simulator.plots import draw  # noqa: PLC0415 (matplotlib is slow to load)
+        from pearl_simulator.reporting.plots import draw  # noqa: PLC0415 (matplotlib is slow to load)
 
         for path in draw(report, Path(options.out)):
             console.print(f"wrote {path}", highlight=False)

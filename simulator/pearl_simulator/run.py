@@ -13,11 +13,11 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from pearl_simulator.clock import SimulationError
-from pearl_simulator.control import Control
-from pearl_simulator.jobs import Stage
+from pearl_simulator.cluster.clock import SimulationError
+from pearl_simulator.cluster.control import Control
+from pearl_simulator.cluster.jobs import Stage
+from pearl_simulator.cluster.world import World
 from pearl_simulator.types import Result
-from pearl_simulator.world import World
 
 if TYPE_CHECKING:
     from pearl_planner.rule import Rule

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pearl_planner.engine_model import EngineTable
+    from pearl_planner.engine.model import EngineTable
     from pearl_planner.types import Shape, Zone
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pearl_planner.calibrate import calibrate
-from pearl_planner.step_records import parse_steps
-from pearl_planner.tables import load_table
+from pearl_planner.engine.calibrate import calibrate
+from pearl_planner.engine.step_records import parse_steps
+from pearl_planner.engine.tables import load_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

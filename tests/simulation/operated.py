@@ -32,16 +32,16 @@ from pearl_operator.facts import PodFact, pod_fact
 from pearl_operator.ports import EngineSamples
 from pearl_operator.settings import Settings
 from pearl_planner.types import Activity, Role, SetActivity, SetRole, Slot, WorkerState, Zone
-from pearl_simulator.jobs import Stage
+from pearl_simulator.cluster.jobs import Stage
+from pearl_simulator.cluster.view import View, has_begun
+from pearl_simulator.cluster.world import World as Simulated
 from pearl_simulator.types import Feeding
-from pearl_simulator.view import View, has_begun
-from pearl_simulator.world import World as Simulated
 
 if TYPE_CHECKING:
     from pearl_api.rollout import PrometheusSpec
     from pearl_operator.kinds import Kind
     from pearl_operator.ports import Object, RolloutKey
-    from pearl_simulator.pods import Pod
+    from pearl_simulator.cluster.pods import Pod
     from pearl_simulator.types import Scenario
 
 TICK_SECONDS = 0.5

@@ -18,10 +18,10 @@ from operated import run_operated
 from phases import DECODE_HEAVY, PHASES, Phase, Phased, scenario
 
 from pearl_planner.types import Shape
-from pearl_simulator.parallel import Pool
+from pearl_simulator.reporting.parallel import Pool
+from pearl_simulator.reporting.statistics import Interval, mean_interval
 from pearl_simulator.rules.fixed import FixedRule
 from pearl_simulator.run import run
-from pearl_simulator.statistics import Interval, mean_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from pearl_simulator.plots import COLOURS, PNG_DOTS_PER_INCH, STYLE
-from pearl_simulator.statistics import mean_interval
+from pearl_simulator.reporting.plots import COLOURS, PNG_DOTS_PER_INCH, STYLE
+from pearl_simulator.reporting.statistics import mean_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from operator_experiment import Achieved, Compared
 
-    from pearl_simulator.statistics import Interval
+    from pearl_simulator.reporting.statistics import Interval
 
 ALL_GPUS = 16
 COLOCATED = "colocated:8"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pearl_simulator.calibrations import paper
-from pearl_simulator.distributions import LogNormal, LogNormalTurns, Mixture, always, simple
-from pearl_simulator.drawn import DrawnWorkload
+from pearl_simulator.calibration.calibrations import paper
 from pearl_simulator.types import Feeding, Fleet, Router, Scenario, Training
+from pearl_simulator.workloads.distributions import LogNormal, LogNormalTurns, Mixture, always, simple
+from pearl_simulator.workloads.drawn import DrawnWorkload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

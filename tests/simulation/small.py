@@ -6,10 +6,10 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pearl_planner.decide import Decision
-from pearl_planner.engine_model import EngineTable
+from pearl_planner.choice.decide import Decision
+from pearl_planner.engine.model import EngineTable
 from pearl_planner.facts import sizes
-from pearl_planner.predict import Forecast
+from pearl_planner.prediction.predict import Forecast
 from pearl_planner.types import Prediction, Reason, Shape
 from pearl_simulator.run import run
 from pearl_simulator.types import Calibration, Costs, Feeding, Fleet, Router, Scenario, Script, Training, Turn

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pearl_planner.engine_model import EngineTable
-from pearl_simulator.bound import bound, in_flight, mean_workers
-from pearl_simulator.free_fleet import free_fleet
+from pearl_planner.engine.model import EngineTable
+from pearl_simulator.bounds.bound import bound, in_flight, mean_workers
+from pearl_simulator.bounds.free_fleet import free_fleet
 from pearl_simulator.rules import make_rule
 from pearl_simulator.run import run
 from pearl_simulator.types import (
@@ -25,7 +25,7 @@ from pearl_simulator.types import (
     Training,
     Turn,
 )
-from pearl_simulator.workloads import random_workload
+from pearl_simulator.workloads.presets import random_workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,9 +4,9 @@ from statistics import fmean
 
 import pytest
 
-from pearl_simulator.calibrations import clean, costs, paper, paper_fit, paper_workload, update_seconds
+from pearl_simulator.calibration.calibrations import clean, costs, paper, paper_fit, paper_workload, update_seconds
+from pearl_simulator.calibration.fit_paper import Setup, moved, one_batch
 from pearl_simulator.errors import InputError
-from pearl_simulator.fit_paper import Setup, moved, one_batch
 from pearl_simulator.types import PrefillStyle
 
 

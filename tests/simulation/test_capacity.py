@@ -4,9 +4,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pearl_simulator.capacity import SHIPPED, constant, load_shipped, load_trace, mean_elastic, segments, window
 from pearl_simulator.errors import InputError
 from pearl_simulator.types import CapacityChange
+from pearl_simulator.workloads.capacity import (
+    SHIPPED,
+    constant,
+    load_shipped,
+    load_trace,
+    mean_elastic,
+    segments,
+    window,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ import pytest
 from small import TABLE, Same, makespan, scenario, simulate, turn
 
 from pearl_planner.types import Shape
-from pearl_simulator.clock import SimulationError
+from pearl_simulator.cluster.clock import SimulationError
 from pearl_simulator.types import Calibration, PrefillStyle
 
 ONE = Shape(colocated=1)

@@ -16,7 +16,7 @@ from pearl_simulator.types import CapacityChange, Failure, Feeding, Fleet, Route
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pearl_planner.decide import Decision
+    from pearl_planner.choice.decide import Decision
     from pearl_planner.types import Policy, Snapshot
 
 TWO = Shape(colocated=2)

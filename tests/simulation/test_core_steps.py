@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from small import Same, makespan, scenario, simulate
 
-from pearl_planner.tables import load_table
+from pearl_planner.engine.tables import load_table
 from pearl_planner.types import Shape
-from pearl_simulator.step_replay import Asked, Setup, turn_seconds
+from pearl_simulator.outside.step_replay import Asked, Setup, turn_seconds
 from pearl_simulator.types import Calibration, Script, Turn
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from small import Always, scenario
 
-from pearl_planner.tables import load_table
+from pearl_planner.engine.tables import load_table
 from pearl_planner.types import Shape
 from pearl_simulator.emulator import EngineConfig, LocalPeers, LoopClock
 from pearl_simulator.emulator.engine import Engine
@@ -21,7 +21,7 @@ from pearl_simulator.types import Calibration, Router, Script, Turn
 if TYPE_CHECKING:
     from collections.abc import Sequence as Ordered
 
-    from pearl_planner.engine_model import EngineTable
+    from pearl_planner.engine.model import EngineTable
 
 pytestmark = pytest.mark.looptime
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pearl_planner.tables import load_table
+from pearl_planner.engine.tables import load_table
 from pearl_simulator.rules import make_rule
 from pearl_simulator.rules.hindsight import Candidate, clairvoyant, parts_of, static_best
 from pearl_simulator.types import Calibration, CapacityChange, Feeding, Scenario, Training
-from pearl_simulator.workloads import presets
+from pearl_simulator.workloads.presets import presets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ from phases import DECODE_HEAVY, ENVIRONMENT_BOUND, PHASES, PREFILL_HEAVY, Phase
 
 from pearl_planner.plan import plan
 from pearl_planner.serialize import dumps, policy_from_json, snapshot_from_json
-from pearl_simulator.parallel import Pool
+from pearl_simulator.reporting.parallel import Pool
 from pearl_simulator.types import CapacityChange
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pearl_simulator import cliff, cliff_oracle
-from pearl_simulator.engine_check import check, load
+from pearl_simulator.outside import cliff, cliff_oracle
+from pearl_simulator.outside.engine_check import check, load
 
 if TYPE_CHECKING:
-    from pearl_simulator.cliff import Cell, Reference
+    from pearl_simulator.outside.cliff import Cell, Reference
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pearl_planner.profile import Profile, TrajectoryRecord, TurnRecord, update
+from pearl_planner.workload.profile import Profile, TrajectoryRecord, TurnRecord, update
 from pearl_simulator.errors import InputError
-from pearl_simulator.recordings import SHIPPED, read_recordings
-from pearl_simulator.replay import HazardTurns, from_statistics, replayed
+from pearl_simulator.workloads.recordings import SHIPPED, read_recordings
+from pearl_simulator.workloads.replay import HazardTurns, from_statistics, replayed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pearl_planner.engine_model import EngineTable
+from pearl_planner.engine.model import EngineTable
 from pearl_planner.facts import clean
-from pearl_planner.profile import Profile, TrajectoryRecord, TurnRecord, update
 from pearl_planner.types import (
     Activity,
     Batch,
@@ -30,11 +29,12 @@ from pearl_planner.types import (
     WorkerState,
     Zone,
 )
+from pearl_planner.workload.profile import Profile, TrajectoryRecord, TurnRecord, update
 from pearl_simulator.rules import RULES, Rule, make_rule, tunables
 from pearl_simulator.rules.prorsa import ProrsaRule, returns_within
 
 if TYPE_CHECKING:
-    from pearl_planner.decide import Decision
+    from pearl_planner.choice.decide import Decision
 
 TABLE = EngineTable(
     name="test/gpu",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pearl_planner.engine_model import EngineTable
-from pearl_simulator.step_replay import Asked, Setup, turn_seconds
+from pearl_planner.engine.model import EngineTable
+from pearl_simulator.outside.step_replay import Asked, Setup, turn_seconds
 
 # A decode step lasts 1 s + 0.1 s per sequence, a prefill 2 s + 0.01 s per token; contexts and pairs cost nothing.
 TABLE = EngineTable("t", 1.0, 0.1, 0.0, 2.0, 0.01, 0.0)

@@ -4,9 +4,9 @@ import statistics
 
 import pytest
 
-from pearl_planner.engine_model import decode_seconds, prefill_seconds
-from pearl_planner.tables import load_table
-from pearl_simulator.fit_tables import fit, grid, relative_error
+from pearl_planner.engine.model import decode_seconds, prefill_seconds
+from pearl_planner.engine.tables import load_table
+from pearl_simulator.calibration.fit_tables import fit, grid, relative_error
 
 NAMES = [
     f"Qwen/{model}/{gpu}-TP{tp}"

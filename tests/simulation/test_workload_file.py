@@ -9,7 +9,7 @@ import pytest
 
 from pearl_simulator.errors import InputError
 from pearl_simulator.types import CapacityChange, Feeding
-from pearl_simulator.workload_file import load, parse
+from pearl_simulator.workloads.workload_file import load, parse
 
 EXAMPLES = Path(__file__).parents[2] / "examples/workloads"
 GOOD: dict[str, Any] = {

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pearl_simulator.distributions import GeometricTurns, LogNormal, LogNormalTurns, Mixture, UniformTurns
-from pearl_simulator.workloads import presets, random_workload
+from pearl_simulator.workloads.distributions import GeometricTurns, LogNormal, LogNormalTurns, Mixture, UniformTurns
+from pearl_simulator.workloads.presets import presets, random_workload
 
 if TYPE_CHECKING:
-    from pearl_simulator.drawn import DrawnWorkload
     from pearl_simulator.types import Script
+    from pearl_simulator.workloads.drawn import DrawnWorkload
 
 SWE = presets()["swe-cached"]
 

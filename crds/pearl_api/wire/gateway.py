@@ -210,7 +210,7 @@ class GatewayStats(Message):
 
     rollout: str
     uptime_seconds: float
-    profile: dict[str, Any] | None = Field(description="`pearl_planner.profile` sketch; None = no turn seen.")
+    profile: dict[str, Any] | None = Field(description="`pearl_planner.workload.profile` sketch; None = no turn seen.")
     profile_age_seconds: float | None = Field(description="Since the last record that went into the profile.")
     batch: BatchProgress | None = Field(description="The oldest open batch; None = unknown.")
     unfinished: list[TrajectoryProgress] = Field(description="Of that batch; at most 4096.")

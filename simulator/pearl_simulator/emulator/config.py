@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pearl_planner.engine_model import EngineTable, step_seconds
-from pearl_planner.tables import load_table
+from pearl_planner.engine.model import EngineTable, step_seconds
+from pearl_planner.engine.tables import load_table
 from pearl_simulator.emulator.scheduler import Limits, Step
 
 VERSION = "0.32.0"

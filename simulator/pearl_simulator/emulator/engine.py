@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from pearl_planner.engine_model import transfer_seconds
+from pearl_planner.engine.model import transfer_seconds
 from pearl_simulator.emulator import tokenizer, tokens
 from pearl_simulator.emulator.blocks import BlockPool
 from pearl_simulator.emulator.config import EngineConfig, believed_seconds

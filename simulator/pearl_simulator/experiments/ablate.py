@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from pearl_simulator.experiments.cells import CALIBRATIONS, SEGMENTS, SHORT, WINDOW, Cell, fixed, scenario
 from pearl_simulator.experiments.common import Job, Row, flat, rows, simulate
-from pearl_simulator.report import Plot, Report, Series, Table
+from pearl_simulator.reporting.report import Plot, Report, Series, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pearl_simulator.experiments.common import Rows
     from pearl_simulator.experiments.setting import Setting
-    from pearl_simulator.statistics import Interval
+    from pearl_simulator.reporting.statistics import Interval
     from pearl_simulator.types import Scenario
 
 FULL_SEEDS, QUICK_SEEDS = 4, 1

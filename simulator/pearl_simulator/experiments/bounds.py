@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pearl_simulator.bound import bound
+from pearl_simulator.bounds.bound import bound
+from pearl_simulator.bounds.free_fleet import free_fleet
 from pearl_simulator.experiments.common import Row, row
-from pearl_simulator.free_fleet import free_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from pearl_simulator.experiments.common import Job
-    from pearl_simulator.parallel import Pool
+    from pearl_simulator.reporting.parallel import Pool
 
 BOUND = "bound"
 """The least of the strict terms and of the free fleet."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from pearl_planner.calibrate import calibrate_file, table_dict
-from pearl_planner.step_records import CalibrationError
-from pearl_planner.tables import TableError, load_table
+from pearl_planner.engine.calibrate import calibrate_file, table_dict
+from pearl_planner.engine.step_records import CalibrationError
+from pearl_planner.engine.tables import TableError, load_table
 from pearl_simulator.errors import InputError
-from pearl_simulator.report import Report, Table
-from pearl_simulator.statistics import Interval
+from pearl_simulator.reporting.report import Report, Table
+from pearl_simulator.reporting.statistics import Interval
 
 if TYPE_CHECKING:
-    from pearl_planner.calibrate import Calibrated
-    from pearl_planner.engine_model import EngineTable
+    from pearl_planner.engine.calibrate import Calibrated
+    from pearl_planner.engine.model import EngineTable
     from pearl_simulator.experiments.setting import Setting
 
 TWO_SIDED = 1.96

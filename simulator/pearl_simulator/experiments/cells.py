@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pearl_simulator import calibrations
-from pearl_simulator.capacity import segments
+from pearl_simulator.calibration import calibrations
 from pearl_simulator.types import Fleet, Router, Scenario, Training
+from pearl_simulator.workloads.capacity import segments
 
 if TYPE_CHECKING:
-    from pearl_simulator.capacity import Segment
-    from pearl_simulator.drawn import DrawnWorkload
     from pearl_simulator.types import Calibration
+    from pearl_simulator.workloads.capacity import Segment
+    from pearl_simulator.workloads.drawn import DrawnWorkload
 
 MODELS = {"8B": "Qwen/Qwen3-8B", "30B-A3B": "Qwen/Qwen3-30B-A3B"}
 SEGMENTS = ("S1", "S2", "S3")

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pearl_simulator.experiments.variants import rule_of
+from pearl_simulator.reporting.statistics import Interval, ratio_interval
 from pearl_simulator.run import run
-from pearl_simulator.statistics import Interval, ratio_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

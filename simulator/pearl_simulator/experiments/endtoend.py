@@ -13,16 +13,16 @@ from pearl_simulator.experiments.common import Job, Rows, flat, rows, simulate, 
 from pearl_simulator.experiments.endtoend_tables import BOUND_WORKLOADS, CLAIRVOYANT, findings, plots, tables
 from pearl_simulator.experiments.policies import POLICIES, jobs, named, tuned_file
 from pearl_simulator.experiments.published import ROLL_RANGE
-from pearl_simulator.report import Report
+from pearl_simulator.reporting.report import Report
 from pearl_simulator.types import Training
-from pearl_simulator.workloads import presets
+from pearl_simulator.workloads.presets import presets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pearl_simulator.experiments.common import Row
     from pearl_simulator.experiments.setting import Setting
-    from pearl_simulator.statistics import Interval
+    from pearl_simulator.reporting.statistics import Interval
 
 FULL_SEEDS, QUICK_SEEDS = 10, 1
 AUTO = ("roll", "rlboost+", "pearl")

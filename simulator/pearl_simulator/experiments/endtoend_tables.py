@@ -8,13 +8,13 @@ from pearl_simulator.experiments.bounds import FREE, STRICT
 from pearl_simulator.experiments.cells import CALIBRATIONS, Cell, cells
 from pearl_simulator.experiments.policies import POLICIES
 from pearl_simulator.experiments.published import OVER_RLBOOST, ROLL_RANGE
-from pearl_simulator.report import Plot, Series, Table
+from pearl_simulator.reporting.report import Plot, Series, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pearl_simulator.experiments.common import Row, Rows
-    from pearl_simulator.statistics import Interval
+    from pearl_simulator.reporting.statistics import Interval
 
 BOUND_WORKLOADS = ("environment-bound", "trainer-bound")
 CLAIRVOYANT = "clairvoyant"

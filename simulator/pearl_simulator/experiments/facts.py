@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from pearl_planner.profile import Profile, update
-from pearl_planner.records import TrajectoryRecord, TurnRecord
 from pearl_planner.types import Batch
+from pearl_planner.workload.profile import Profile, update
+from pearl_planner.workload.records import TrajectoryRecord, TurnRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,19 +6,19 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from pearl_planner.predict import predict_makespan
+from pearl_planner.prediction.predict import predict_makespan
 from pearl_planner.types import Shape
 from pearl_simulator.experiments.cells import MODELS, calibrated
 from pearl_simulator.experiments.facts import new_batch, profile_of
 from pearl_simulator.rules import make_rule
 from pearl_simulator.run import run
 from pearl_simulator.types import Feeding, Fleet, Router, Scenario, Training
-from pearl_simulator.workloads import random_workload
+from pearl_simulator.workloads.presets import random_workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pearl_simulator.drawn import DrawnWorkload
+    from pearl_simulator.workloads.drawn import DrawnWorkload
 
 PROFILE_BATCHES = 100
 PROFILE_SEED = 500_000

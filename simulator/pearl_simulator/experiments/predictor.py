@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pearl_simulator.experiments.common import simulate
 from pearl_simulator.experiments.makespans import DIFFERENT, PROFILE_BATCHES, ask, questions, ranking_right
 from pearl_simulator.experiments.regret import LARGE, SIMPLE, regrets
-from pearl_simulator.report import Plot, Report, Series, Table
-from pearl_simulator.statistics import mean_upper, quantile
+from pearl_simulator.reporting.report import Plot, Report, Series, Table
+from pearl_simulator.reporting.statistics import mean_upper, quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

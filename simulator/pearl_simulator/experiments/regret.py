@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from pearl_simulator.experiments.cells import MODELS, calibrated
 from pearl_simulator.experiments.common import Job, Rows, rows
 from pearl_simulator.experiments.policies import tuned
-from pearl_simulator.statistics import Interval, mean_interval
+from pearl_simulator.reporting.statistics import Interval, mean_interval
 from pearl_simulator.types import Feeding, Fleet, Router, Scenario, Training
-from pearl_simulator.workloads import random_workload
+from pearl_simulator.workloads.presets import random_workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pearl_simulator.experiments.common import Row
-    from pearl_simulator.parallel import Pool
+    from pearl_simulator.reporting.parallel import Pool
 
 SIMPLE = ("rlboost+", "ratio:1P3D", "ratio:1P1D", "ratio:3P1D", "prorsa-like")
 """Colocated, fixed proportions of prefill and decode, and roles switched by forecast."""

@@ -7,9 +7,9 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING
 
+from pearl_planner.engine.tables import load_table
 from pearl_planner.plan import plan
-from pearl_planner.predict import predict, workload
-from pearl_planner.tables import load_table
+from pearl_planner.prediction.predict import predict, workload
 from pearl_planner.types import (
     Activity,
     Batch,
@@ -27,14 +27,14 @@ from pearl_planner.types import (
 from pearl_simulator.experiments.cells import Cell, scenario
 from pearl_simulator.experiments.common import Job, simulate
 from pearl_simulator.experiments.facts import profile_of
-from pearl_simulator.report import Report, Table
-from pearl_simulator.statistics import quantile
-from pearl_simulator.workloads import presets
+from pearl_simulator.reporting.report import Report, Table
+from pearl_simulator.reporting.statistics import quantile
+from pearl_simulator.workloads.presets import presets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pearl_planner.profile import Profile
+    from pearl_planner.workload.profile import Profile
     from pearl_simulator.experiments.setting import Setting
 
 WORKERS, BIG_BATCH, SMALL_BATCH, GROUP = 512, 1024, 64, 16

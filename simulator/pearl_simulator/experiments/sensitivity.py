@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pearl_simulator import calibrations
-from pearl_simulator.capacity import load_shipped, window
-from pearl_simulator.distributions import LogNormal, Mixture
+from pearl_simulator.calibration import calibrations
 from pearl_simulator.experiments.cells import CALIBRATIONS, MODELS, SHORT, Cell, scenario, workload
 from pearl_simulator.experiments.common import Job, Row, flat, rows, simulate
 from pearl_simulator.experiments.policies import tuned
-from pearl_simulator.report import Plot, Report, Series, Table
+from pearl_simulator.reporting.report import Plot, Report, Series, Table
 from pearl_simulator.types import CapacityChange, Feeding
-from pearl_simulator.workloads import presets
+from pearl_simulator.workloads.capacity import load_shipped, window
+from pearl_simulator.workloads.distributions import LogNormal, Mixture
+from pearl_simulator.workloads.presets import presets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pearl_simulator.drawn import DrawnWorkload
     from pearl_simulator.experiments.common import Rows
     from pearl_simulator.experiments.setting import Setting
     from pearl_simulator.types import Scenario
+    from pearl_simulator.workloads.drawn import DrawnWorkload
 
 FULL_SEEDS, QUICK_SEEDS = 3, 1
 LABELS = ("rlboost+", "pearl-paper", "pearl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pearl_simulator.parallel import Pool
+from pearl_simulator.reporting.parallel import Pool
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pearl_simulator.experiments.table2 import table2
-from pearl_simulator.report import Report, Table
+from pearl_simulator.reporting.report import Report, Table
 
 if TYPE_CHECKING:
     from pearl_simulator.experiments.setting import Setting

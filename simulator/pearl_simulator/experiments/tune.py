@@ -17,7 +17,7 @@ from pearl_simulator.experiments.cells import CALIBRATIONS, SHORT, Cell, cells, 
 from pearl_simulator.experiments.common import Job, rows, simulate, throughput
 from pearl_simulator.experiments.policies import POLICIES, TUNED, fleet_of
 from pearl_simulator.experiments.setting import REPORT_SEEDS
-from pearl_simulator.report import Report, Table
+from pearl_simulator.reporting.report import Report, Table
 from pearl_simulator.rules import tunables
 from pearl_simulator.rules.hindsight import Candidate, Found, clairvoyant, static_best
 

@@ -11,7 +11,7 @@ from pearl_planner.types import Reason
 from pearl_simulator.rules import make_rule
 
 if TYPE_CHECKING:
-    from pearl_planner.decide import Decision
+    from pearl_planner.choice.decide import Decision
     from pearl_planner.rule import Rule
     from pearl_planner.types import Loan, Policy, Snapshot
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from pearl_simulator.bound import bound
+from pearl_simulator.bounds.bound import bound
 from pearl_simulator.errors import InputError
 from pearl_simulator.experiments.common import Job, Rows, flat, rows, simulate
 from pearl_simulator.experiments.variants import rule_of
-from pearl_simulator.report import Plot, Report, Series, Table
+from pearl_simulator.reporting.report import Plot, Report, Series, Table
+from pearl_simulator.reporting.statistics import Interval, ratio_interval
 from pearl_simulator.run import run as run_scenario
-from pearl_simulator.statistics import Interval, ratio_interval
-from pearl_simulator.workload_file import load
+from pearl_simulator.workloads.workload_file import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,17 +13,17 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pearl_planner.engine_model import decode_seconds, prefill_seconds
+from pearl_planner.engine.model import decode_seconds, prefill_seconds
 from pearl_planner.facts import sizes
-from pearl_planner.shapes import carried_shape
+from pearl_planner.fleet.shapes import carried_shape
 from pearl_planner.types import Mode, Role, Shape
 from pearl_simulator.rules.base import NoLoans, decision, load_of, present_shape, remote_tokens, serving, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pearl_planner.decide import Decision
-    from pearl_planner.predict import Workload
+    from pearl_planner.choice.decide import Decision
+    from pearl_planner.prediction.predict import Workload
     from pearl_planner.types import Policy, Snapshot, Worker
 
 MAX_SEQUENCES = 1024

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pearl_planner.facts import sizes
-from pearl_planner.shapes import split
+from pearl_planner.fleet.shapes import split
 from pearl_planner.types import Reason, Shape
 from pearl_simulator.rules.base import decision
 
 if TYPE_CHECKING:
-    from pearl_planner.decide import Decision
+    from pearl_planner.choice.decide import Decision
     from pearl_planner.types import Loan, Policy, Snapshot
 
 

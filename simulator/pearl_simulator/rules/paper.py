@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pearl_planner.engine_model import decode_seconds, prefill_seconds
+from pearl_planner.engine.model import decode_seconds, prefill_seconds
 from pearl_planner.facts import sizes
+from pearl_planner.fleet.shapes import allowed_shapes, carried_shape
 from pearl_planner.numbers import clamp, median
 from pearl_planner.paper_model import PaperModel, ranked, worth_borrowing
-from pearl_planner.shapes import allowed_shapes, carried_shape
 from pearl_planner.types import Mode, Reason, Role, Shape
 from pearl_simulator.rules.base import decision, load_of, present_shape, serving, trajectories
 
 if TYPE_CHECKING:
-    from pearl_planner.decide import Decision
-    from pearl_planner.predict import Workload
+    from pearl_planner.choice.decide import Decision
+    from pearl_planner.prediction.predict import Workload
     from pearl_planner.types import Loan, Policy, Snapshot
 
 MIN_DECODING = 0.05

@@ -11,7 +11,7 @@ from pearl_planner.types import Reason
 from pearl_simulator.rules.base import decision, with_share
 
 if TYPE_CHECKING:
-    from pearl_planner.decide import Decision
+    from pearl_planner.choice.decide import Decision
     from pearl_planner.types import Loan, Policy, Snapshot
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from planner_fleet import AUTO, Fleet, budget, policy, turns, worker
 
 from pearl_planner.plan import plan
-from pearl_planner.profile import Moments, Profile
 from pearl_planner.serialize import dumps, plan_from_json, policy_from_json, snapshot_from_json, to_json
 from pearl_planner.types import (
     Batch,
@@ -26,6 +25,7 @@ from pearl_planner.types import (
     WorkerMetrics,
     WorkerState,
 )
+from pearl_planner.workload.profile import Moments, Profile
 
 evil = st.one_of(
     st.sampled_from([float("nan"), float("inf"), float("-inf"), -1.0, 0.0, 1e308, -1e308, 5e-324]),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from planner_fleet import AUTO, budget, policy, turns, worker
 
+from pearl_planner.fleet.shapes import shape_of
 from pearl_planner.plan import plan
-from pearl_planner.shapes import shape_of
 from pearl_planner.types import (
     Activity,
     AnswerLoan,

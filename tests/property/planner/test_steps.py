@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_fleet import budget, policy, worker
 
-from pearl_planner.assign import is_live
-from pearl_planner.steps import STAGES, finished, key_of, steps
+from pearl_planner.fleet.assign import is_live
+from pearl_planner.fleet.steps import STAGES, finished, key_of, steps
 from pearl_planner.types import (
     Activity,
     CreateWorker,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from pearl_planner.engine_model import EngineTable
+from pearl_planner.engine.model import EngineTable
 from pearl_simulator.emulator import EngineConfig, LocalPeers, LoopClock, Perturbation, tokens
 from pearl_simulator.emulator.app import EmulatorApp
 from pearl_simulator.emulator.engine import Engine

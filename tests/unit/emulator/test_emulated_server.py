@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pearl_planner.tables import load_table
+from pearl_planner.engine.tables import load_table
 from pearl_simulator.emulator import EmulatedEngine, EngineConfig, Perturbation, emulated_fleet
 from pearl_simulator.emulator.cli import main
 

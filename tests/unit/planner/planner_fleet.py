@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pearl_planner.engine_model import EngineTable
+from pearl_planner.engine.model import EngineTable
 from pearl_planner.plan import plan
-from pearl_planner.profile import Profile, TrajectoryRecord, TurnRecord, update
 from pearl_planner.types import (
     Activity,
     AnswerLoan,
@@ -29,6 +28,7 @@ from pearl_planner.types import (
     WorkerState,
     Zone,
 )
+from pearl_planner.workload.profile import Profile, TrajectoryRecord, TurnRecord, update
 
 TABLE = EngineTable(
     name="test/cpu",

@@ -10,13 +10,13 @@ import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pearl_planner.engine_model import step_seconds, transfer_seconds
+from pearl_planner.engine.model import step_seconds, transfer_seconds
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from pearl_planner.engine_model import EngineTable
+    from pearl_planner.engine.model import EngineTable
     from pearl_planner.types import Shape
 
 MAX_CHUNK = 2048

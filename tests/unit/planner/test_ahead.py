@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from planner_fleet import Fleet, budget, policy
 
-from pearl_planner.ahead import HORIZON_SECONDS, lasting, pressed, with_mix
-from pearl_planner.evaluate import Situation
-from pearl_planner.profile import update
-from pearl_planner.records import TrajectoryRecord, TurnRecord
-from pearl_planner.situation import situation
+from pearl_planner.choice.ahead import HORIZON_SECONDS, lasting, pressed, with_mix
+from pearl_planner.choice.evaluate import Situation
+from pearl_planner.choice.situation import situation
 from pearl_planner.types import Batch, Measurements, Mode, Shape, Trajectory
+from pearl_planner.workload.profile import update
+from pearl_planner.workload.records import TrajectoryRecord, TurnRecord
 
 SHAPE = Shape(0, 1, 2)
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pearl_planner.calibrate import CONSTANTS, calibrate, calibrate_file, predicted_seconds
-from pearl_planner.engine_model import EngineTable
-from pearl_planner.step_records import CalibrationError, Step, merge
-from pearl_planner.tables import load_table, table_from_dict
+from pearl_planner.engine.calibrate import CONSTANTS, calibrate, calibrate_file, predicted_seconds
+from pearl_planner.engine.model import EngineTable
+from pearl_planner.engine.step_records import CalibrationError, Step, merge
+from pearl_planner.engine.tables import load_table, table_from_dict
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pearl_planner.engine_model import EngineTable, decode_seconds, prefill_seconds, step_seconds, transfer_seconds
-from pearl_planner.tables import TableError, find_table, load_table, shipped_tables, table_from_dict
+from pearl_planner.engine.model import EngineTable, decode_seconds, prefill_seconds, step_seconds, transfer_seconds
+from pearl_planner.engine.tables import TableError, find_table, load_table, shipped_tables, table_from_dict
 
 TABLE = EngineTable("t", 0.010, 0.002, 1e-6, 0.015, 1e-4, 1e-8, kv_bytes_per_token=1000.0)
 

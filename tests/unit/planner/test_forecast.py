@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from planner_fleet import TABLE, turns
 
-from pearl_planner.forecast import Demand, forecast
+from pearl_planner.prediction.forecast import Demand, forecast
 from pearl_planner.types import Trajectory
 
 PROFILE = turns(100, 20, wait=2.0)  # every wait lasts two seconds

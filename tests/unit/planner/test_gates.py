@@ -7,17 +7,16 @@ from dataclasses import replace
 import pytest
 from planner_fleet import TABLE, Fleet, budget, policy, turns, worker
 
-from pearl_planner.choose import MIN_SAVING_SECONDS
-from pearl_planner.costs import learn_costs, learn_life
-from pearl_planner.evaluate import Situation, best_seconds, coarse_count, grid
-from pearl_planner.feeding import evident_feeding, rounds_of, trainer_floor_seconds
-from pearl_planner.gates import growth_pays, residual_life_seconds, wake_seconds
-from pearl_planner.learn import learn
-from pearl_planner.moments import Moments
+from pearl_planner.choice.choose import MIN_SAVING_SECONDS
+from pearl_planner.choice.costs import learn_costs, learn_life
+from pearl_planner.choice.evaluate import Situation, best_seconds, coarse_count, grid
+from pearl_planner.choice.feeding import evident_feeding, rounds_of, trainer_floor_seconds
+from pearl_planner.choice.gates import growth_pays, residual_life_seconds, wake_seconds
+from pearl_planner.choice.learn import learn
+from pearl_planner.choice.situation import situation
 from pearl_planner.plan import plan
-from pearl_planner.scale import interference_seconds, learn_scale, step_scale
+from pearl_planner.prediction.scale import interference_seconds, learn_scale, step_scale
 from pearl_planner.serialize import dumps, memory_from_text
-from pearl_planner.situation import situation
 from pearl_planner.types import (
     Batch,
     Feeding,
@@ -32,6 +31,7 @@ from pearl_planner.types import (
     WorkerState,
     Zone,
 )
+from pearl_planner.workload.moments import Moments
 
 
 def running(count: int) -> tuple[Trajectory, ...]:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from planner_fleet import TABLE
 
-from pearl_planner.makespan import Limits, Step, course, finish_seconds
-from pearl_planner.paths import Work, remainder
-from pearl_planner.profile import TURN_BINS, Moments, Profile, TrajectoryRecord, TurnRecord, update
-from pearl_planner.stations import Stations, Turn
+from pearl_planner.prediction.makespan import Limits, Step, course, finish_seconds
+from pearl_planner.prediction.paths import Work, remainder
+from pearl_planner.prediction.stations import Stations, Turn
 from pearl_planner.types import Batch, Shape, Trajectory
+from pearl_planner.workload.profile import TURN_BINS, Moments, Profile, TrajectoryRecord, TurnRecord, update
 
 MANY = 1e9  # so many that the prior does not matter
 FREE = Limits(1e9)

@@ -28,7 +28,7 @@ from pearl_planner.types import (
 )
 
 if TYPE_CHECKING:
-    from pearl_planner.profile import Profile
+    from pearl_planner.workload.profile import Profile
 
 SPLIT = (Mode.DISAGGREGATED,)
 FRESH = Measurements(gateway_age_seconds=1.0, live_trajectories=12)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from planner_fleet import TABLE, turns
 
-from pearl_planner.predict import (
+from pearl_planner.prediction.predict import (
     Workload,
     local_append_tokens,
     predict,
@@ -18,12 +18,12 @@ from pearl_planner.predict import (
     turn_of,
     workload,
 )
-from pearl_planner.profile import Profile
-from pearl_planner.stations import Presence, Slowness, Stations
+from pearl_planner.prediction.stations import Presence, Slowness, Stations
 from pearl_planner.types import Shape
+from pearl_planner.workload.profile import Profile
 
 if TYPE_CHECKING:
-    from pearl_planner.engine_model import EngineTable
+    from pearl_planner.engine.model import EngineTable
 
 
 def load(appended: int, generated: int, *, trajectories: int = 12, wait: float = 1.0) -> Workload:

@@ -8,7 +8,7 @@ import pytest
 from planner_fleet import TABLE, turns
 from step_replay import Replay
 
-from pearl_planner.predict import predict, workload
+from pearl_planner.prediction.predict import predict, workload
 from pearl_planner.types import Shape
 
 SHAPES = (Shape(3), Shape(0, 1, 2), Shape(0, 2, 1))

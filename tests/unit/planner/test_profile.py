@@ -6,9 +6,9 @@ import time
 import pytest
 from planner_fleet import turns
 
-from pearl_planner.bins import stage, wait_bin
-from pearl_planner.makespan import end_chances
-from pearl_planner.profile import Profile, TrajectoryRecord, TurnRecord, token_bin, turn_bin, update
+from pearl_planner.prediction.makespan import end_chances
+from pearl_planner.workload.bins import stage, wait_bin
+from pearl_planner.workload.profile import Profile, TrajectoryRecord, TurnRecord, token_bin, turn_bin, update
 
 
 def turn(number: int = 1, /, **changes: object) -> TurnRecord:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pearl_planner.queueing import (
+from pearl_planner.prediction.queueing import (
     Network,
     _delay_factors,
     _logarithmic_throughput,

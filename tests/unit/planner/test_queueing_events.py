@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pearl_planner.engine_model import EngineTable
-from pearl_planner.predict import Workload, predict
-from pearl_planner.queueing import Network, solve
+from pearl_planner.engine.model import EngineTable
+from pearl_planner.prediction.predict import Workload, predict
+from pearl_planner.prediction.queueing import Network, solve
 from pearl_planner.types import Shape
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from pearl_planner.engine_model import EngineTable
-from pearl_planner.makespan import Member, settle
-from pearl_planner.queueing import Network, solve
-from pearl_planner.stations import Presence, Stations, Turn
+from pearl_planner.engine.model import EngineTable
+from pearl_planner.prediction.makespan import Member, settle
+from pearl_planner.prediction.queueing import Network, solve
+from pearl_planner.prediction.stations import Presence, Stations, Turn
 from pearl_planner.types import Shape
 
 STEP, PER_SEQUENCE = 0.00423, (0.0065 + 0.0242 * 16) / 1000

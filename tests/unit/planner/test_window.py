@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from planner_fleet import Fleet, budget, policy, turns
 
-from pearl_planner.routing import recommended_window, useful_window
+from pearl_planner.choice.routing import recommended_window, useful_window
 from pearl_planner.types import Batch, Feeding, Memory, Shape
 
 

@@ -14,8 +14,8 @@ from pearl_simulator.experiments.common import Job, Row, flat, rows, simulate
 from pearl_simulator.experiments.makespans import Answer, ranking_right
 from pearl_simulator.experiments.policies import Policy, choice, tuned_file
 from pearl_simulator.experiments.setting import REPORT_SEEDS, Setting
-from pearl_simulator.parallel import Pool
-from pearl_simulator.report import to_json
+from pearl_simulator.reporting.parallel import Pool
+from pearl_simulator.reporting.report import to_json
 
 if TYPE_CHECKING:
     from pearl_simulator.experiments.makespans import Question

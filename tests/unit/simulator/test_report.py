@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pearl_simulator.errors import InputError
-from pearl_simulator.pages import write
-from pearl_simulator.parallel import Pool
-from pearl_simulator.plots import draw
-from pearl_simulator.report import Plot, Report, Series, Table, load_json, markdown, text, to_json
-from pearl_simulator.statistics import Interval
+from pearl_simulator.reporting.pages import write
+from pearl_simulator.reporting.parallel import Pool
+from pearl_simulator.reporting.plots import draw
+from pearl_simulator.reporting.report import Plot, Report, Series, Table, load_json, markdown, text, to_json
+from pearl_simulator.reporting.statistics import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable

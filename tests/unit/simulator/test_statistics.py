@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from pearl_simulator.statistics import (
+from pearl_simulator.reporting.statistics import (
     Interval,
     mean_interval,
     mean_upper,

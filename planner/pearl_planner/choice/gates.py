@@ -1,0 +1,183 @@
+"""How many elastic workers, and whether to take a loan: both must pay for their start within the life they have.
+
+docs/models.md, "Elastic workers", "Borrow gate", "Expand gate", "TrainerBound". Giving GPUs back when they are asked
+for is no gate: it is obeyed first (`plan`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pearl_planner.choice.choose import MIN_SAVING_SECONDS
+from pearl_planner.choice.evaluate import best_seconds, candidates
+from pearl_planner.types import Reason, Shape
+
+if TYPE_CHECKING:
+    from pearl_planner.choice.evaluate import Situation
+    from pearl_planner.types import Loan, Memory
+
+START_SECONDS = 60.0
+SAME_SHARE = 0.01
+"""More workers must do better by this much, otherwise everything waits for something else."""
+COST_FLOOR = 0.9
+"""Share of the best throughput that objective `Cost` keeps."""
+PRIOR_LIFE_SECONDS = 5400.0
+"""Mean life of a spot node before any was seen (two published traces: 5263 and 5938 s)."""
+PRIOR_LOSSES = 1.0
+MOST_HORIZON_SECONDS = 3600.0
+"""No longer future is counted on, however long the nodes live."""
+WAKE_HALF_LIFE_SECONDS = 3600.0
+"""A wake cost that was not measured for so long is believed half: what nobody uses cannot be corrected otherwise."""
+BORROW_HORIZON_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many elastic workers to have."""
+
+    elastic: int
+    reason: Reason | None
+    """Why not more, or not fewer; None = all there are."""
+    surplus: bool = False
+    """Fewer would do, but for how long is not clear yet."""
+
+
+def elastic_count(  # noqa: PLR0913 - the limits of one zone
+    situation: Situation, fixed: int, present: int, low: int, high: int, *, near: Shape, now: float
+) -> Count:
+    """How many elastic workers to have beside `fixed` others.
+
+    The fewest whose best shape is as good as that of all. More at once when their start pays within their residual
+    life; fewer only when fewer would do for as long as a start takes (holding costs less than starting again).
+    """
+    if high <= low and present == low:
+        return Count(low, None)
+    here = min(max(present, low), high)
+    values = _Values(situation, fixed, near)
+    wanted = _fewest(values, low, high)
+    bound = _bound(situation, values, high)
+    if wanted > here:
+        pays = growth_pays(situation.memory, values.at(here), values.at(wanted))
+        return Count(wanted, Reason.APPLIED) if pays else Count(here, Reason.SWITCH_COST_TOO_HIGH)
+    if wanted < here and situation.policy.objective != "Cost":
+        wanted = min(here, _bisect(values, values.at(high) * (1.0 + SAME_SHARE / 2), low, high))  # not back and forth
+    if wanted < here and not _lasting(situation.memory, now):
+        return Count(here, bound, surplus=True)
+    return Count(wanted, bound if high > wanted else None, surplus=wanted < here)
+
+
+class _Values:
+    """Seconds by number of elastic workers, computed when asked for."""
+
+    def __init__(self, situation: Situation, fixed: int, near: Shape) -> None:
+        self.situation, self.fixed, self.near = situation, fixed, near
+        self.seen: dict[int, float] = {}
+
+    def at(self, elastic: int) -> float:
+        if elastic not in self.seen:
+            count = self.fixed + elastic
+            self.seen[elastic] = best_seconds(self.situation, count, near=self.near)
+        return self.seen[elastic]
+
+    def cost(self, elastic: int) -> float:
+        """Worker-seconds."""
+        return (self.fixed + elastic) * self.at(elastic)
+
+
+def _fewest(values: _Values, low: int, high: int) -> int:
+    """The fewest that are as good as all; with objective `Cost` the cheapest that keep the throughput floor."""
+    limit = values.at(high) * (1.0 + SAME_SHARE)
+    if values.situation.policy.objective == "Cost":
+        floor = _bisect(values, values.at(high) / COST_FLOOR, low, high)
+        step = max(1, (high - floor) // 8)
+        counts = [*range(floor, high, step), high]
+        cheapest: int = min(counts, key=lambda e: (values.cost(e), e))
+        return cheapest
+    return _bisect(values, limit, low, high)
+
+
+def _bisect(values: _Values, limit: float, low: int, high: int) -> int:
+    """The fewest within `limit`, exact to one part in 16 of a large range; more workers are never worse."""
+    finest = max(1, (high - low) // 16)
+    if values.at(low) <= limit:
+        return low
+    bad, good = low, high
+    while good - bad > finest:
+        middle = (bad + good) // 2
+        bad, good = (bad, middle) if values.at(middle) <= limit else (middle, good)
+    return good
+
+
+def _bound(situation: Situation, values: _Values, high: int) -> Reason:
+    """What everything waits for when more workers do not help."""
+    trainer = situation.floor_seconds > 0 and values.at(high) <= situation.floor_seconds
+    return Reason.TRAINER_BOUND if trainer else Reason.ENVIRONMENT_BOUND
+
+
+def start_seconds(memory: Memory) -> float:
+    """From a pod created to serving."""
+    return START_SECONDS if memory.start_cost_seconds is None else memory.start_cost_seconds
+
+
+def _lasting(memory: Memory, now: float) -> bool:
+    return memory.surplus_since is not None and now - memory.surplus_since >= start_seconds(memory)
+
+
+def residual_life_seconds(memory: Memory) -> float:
+    """Life that an elastic worker still has: worker-seconds lived per loss, with a prior worth one loss."""
+    lived = (memory.elastic_seconds or 0.0) + PRIOR_LOSSES * PRIOR_LIFE_SECONDS
+    return lived / ((memory.elastic_losses or 0.0) + PRIOR_LOSSES)
+
+
+def growth_pays(memory: Memory, now: float, then: float) -> bool:
+    """(L − start)·(1 − T_more/T) > 0 by more than the least saving, L the residual life."""
+    if not math.isfinite(now):
+        return math.isfinite(then)
+    life = min(residual_life_seconds(memory), MOST_HORIZON_SECONDS)
+    return (life - start_seconds(memory)) * (1.0 - then / now) > MIN_SAVING_SECONDS
+
+
+def borrow_answer(
+    situation: Situation | None, loan: Loan, count: int, added: int, *, now: float = 0.0
+) -> tuple[bool, str]:
+    """Whether to take a loan that adds `added` workers to `count`, and the reason for the trainer.
+
+    `situation` compares the rest of the batch where one is open.
+
+    Saved = (window − wake)·(1 − T_with/T_without) − deactivation. Without data, or while no wake was ever measured,
+    the loan is taken: idle GPUs cost nothing and the first loan is what measures the cost.
+    """
+    if situation is None:
+        return True, Reason.NO_DATA.value
+    without, with_loan = _rest_seconds(situation, count), _rest_seconds(situation, count + added)
+    if not math.isfinite(without):
+        return True, Reason.APPLIED.value
+    share = 1.0 - with_loan / without
+    if share <= SAME_SHARE:
+        trainer = situation.load.rest is None and 0 < situation.floor_seconds >= without
+        return False, (Reason.TRAINER_BOUND if trainer else Reason.ENVIRONMENT_BOUND).value
+    wake = wake_seconds(situation.memory, now)
+    if wake is None:
+        return True, Reason.APPLIED.value
+    windows = [loan.cap_seconds, loan.expected_idle_seconds, None if situation.load.rest is None else without]
+    window = min([one for one in windows if one is not None], default=BORROW_HORIZON_SECONDS)
+    # The half stands for the deactivation, which was published as about half of the activation.
+    saved = (window - wake) * share - wake / 2
+    if saved > MIN_SAVING_SECONDS:
+        return True, Reason.APPLIED.value
+    return False, Reason.BORROW_NOT_WORTHWHILE.value
+
+
+def _rest_seconds(situation: Situation, count: int) -> float:
+    found = candidates(situation, count)
+    return situation.seconds(found[0]) if found else math.inf
+
+
+def wake_seconds(memory: Memory, now: float) -> float | None:
+    """The wake cost as far as it is still believed; None = never measured."""
+    cost = memory.wake_cost_seconds
+    if cost is None or memory.wake_seen_at is None:
+        return cost
+    return float(cost * 0.5 ** (max(now - memory.wake_seen_at, 0.0) / WAKE_HALF_LIFE_SECONDS))

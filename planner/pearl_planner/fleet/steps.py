@@ -1,0 +1,275 @@
+"""The safe next actions from what is there towards the target; recomputed at every look, so nothing is journaled.
+
+docs/models.md, "Safe order". Shrink (drain → nothing in flight or the drain deadline → delete → gone), then grow as
+far as GPUs of the zone are free; roles change so that at any moment at least one worker serves each stage (a colocated
+one serves both). A worker counts as serving only while it is ready, active and every gateway process routes by its
+present role. Where no direct order exists, one worker is widened to colocated for a while.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pearl_planner.fleet.assign import is_live
+from pearl_planner.types import (
+    Action,
+    Activity,
+    Budget,
+    CreateWorker,
+    DeleteWorker,
+    Policy,
+    Role,
+    SetActivity,
+    SetRole,
+    Slot,
+    Target,
+    Worker,
+    WorkerState,
+    Zone,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+STAGES: dict[Role, frozenset[Role]] = {
+    Role.COLOCATED: frozenset({Role.PREFILL, Role.DECODE}),
+    Role.PREFILL: frozenset({Role.PREFILL}),
+    Role.DECODE: frozenset({Role.DECODE}),
+}
+"""Stages that a worker of a role serves, named by the single roles."""
+UNACKNOWLEDGED_DRAIN_SECONDS = 3.0
+"""Idle time after which a drain is believed though the gateway did not say that it knows of it."""
+
+Key = tuple[bool, int, int]
+
+
+def key_of(one: Worker | Slot) -> Key:
+    """Identity of a slot's pod; borrowed pods are numbered by themselves."""
+    return (one.zone is Zone.BORROWED, one.slot, one.incarnation)
+
+
+def steps(workers: Sequence[Worker], target: Target, *, budget: Budget, policy: Policy) -> tuple[Action, ...]:
+    """Actions that may all be done now. Empty when there is nothing to do, or when only waiting is left."""
+    scene = _scene(workers, target)
+    shrink = [*_deletes(scene, policy), *_drains(scene, policy, budget)]
+    flips = _flips(scene, target)
+    return (*shrink, *_activations(scene), *flips, *_creates(scene, target, budget))
+
+
+def finished(workers: Sequence[Worker], target: Target) -> bool:
+    """Every slot serves in its role, as the gateway knows, and nothing else is left (borrowed pods never leave)."""
+    staying = _scene(workers, target).staying.values()
+    return complete(workers, target) and all(_settled(worker) for worker in staying)
+
+
+def complete(workers: Sequence[Worker], target: Target) -> bool:
+    """Every slot has its pod in its role and nothing else is left, though some may not serve yet."""
+    scene = _scene(workers, target)
+    roles = all(key in scene.staying and scene.staying[key].role is slot.role for key, slot in scene.wanted.items())
+    return roles and not [w for w in scene.leaving if w.zone is not Zone.BORROWED] and not scene.terminating
+
+
+def serves(worker: Worker) -> frozenset[Role]:
+    """Stages that a worker reliably serves now."""
+    ready = worker.state is WorkerState.READY and worker.activity is Activity.ACTIVE
+    return STAGES[worker.role] if ready and not _lagging(worker) else frozenset()
+
+
+@dataclass(slots=True)
+class _Scene:
+    """Workers by what becomes of them; `serving` shrinks as actions of this call are decided."""
+
+    wanted: dict[Key, Slot]
+    staying: dict[Key, Worker]
+    leaving: list[Worker]
+    terminating: list[Worker]
+    all: Sequence[Worker]
+    serving: dict[str, frozenset[Role]] = field(default_factory=dict)
+    """uid → stages it reliably serves."""
+    widened: set[str] = field(default_factory=set)
+
+    def covered(self, stage: Role, *, without: str, among: Iterable[Worker]) -> bool:
+        """Whether another one of these workers serves the stage."""
+        return any(stage in self.serving.get(worker.uid, ()) for worker in among if worker.uid != without)
+
+
+def _scene(workers: Sequence[Worker], target: Target) -> _Scene:
+    wanted = {key_of(slot): slot for slot in target.slots}
+    staying: dict[Key, Worker] = {}
+    leaving, terminating = [], []
+    for worker in workers:
+        if worker.state is WorkerState.TERMINATING:
+            terminating.append(worker)
+        elif key_of(worker) in wanted and key_of(worker) not in staying and worker.state is not WorkerState.FAILED:
+            staying[key_of(worker)] = worker
+        else:
+            leaving.append(worker)
+    leaving.sort(key=lambda w: (w.resident_tokens or 0, w.in_flight or 0, w.slot, w.uid))
+    return _Scene(wanted, staying, leaving, terminating, workers, {worker.uid: serves(worker) for worker in workers})
+
+
+def _lagging(worker: Worker) -> bool:
+    return worker.acked_epoch is not None and worker.acked_epoch < worker.role_epoch
+
+
+def _settled(worker: Worker) -> bool:
+    return is_live(worker) and worker.activity is Activity.ACTIVE and not _lagging(worker)
+
+
+def _drained(worker: Worker, policy: Policy) -> bool:
+    """Nothing in flight as far as the gateway knows, or the drain took too long."""
+    if worker.activity is Activity.ACTIVE:
+        return False
+    waited = worker.draining_seconds or 0.0
+    if waited >= policy.drain_seconds:
+        return True
+    known = worker.acked_activity is not None and worker.acked_activity is not Activity.ACTIVE
+    return worker.in_flight == 0 and (
+        known or (worker.acked_activity is None and waited >= UNACKNOWLEDGED_DRAIN_SECONDS)
+    )
+
+
+def _deletes(scene: _Scene, policy: Policy) -> list[Action]:
+    """Pods that never served, will not serve again, or are drained. Borrowers belong to their trainer."""
+    return [
+        DeleteWorker(worker.uid, worker.pod, worker.slot)
+        for worker in scene.leaving
+        if worker.zone is not Zone.BORROWED and (not is_live(worker) or _drained(worker, policy))
+    ]
+
+
+def _drains(scene: _Scene, policy: Policy, budget: Budget) -> list[Action]:
+    actions: list[Action] = []
+    replacing = _replacements_allowed(scene)
+    for worker in scene.leaving:
+        if worker.activity is not Activity.ACTIVE or not is_live(worker):
+            continue
+        urgent = worker.zone is Zone.BORROWED or not scene.wanted or _noticed(worker, policy)
+        replaced = any(slot.slot == worker.slot for slot in scene.wanted.values())
+        if not urgent and replaced and replacing <= 0:
+            continue
+        lost = _stages_lost(scene, worker)
+        if lost and not urgent:
+            bridge = _bridge(scene, lost)
+            if bridge is not None:
+                actions.append(bridge)
+                continue
+            if _help_is_coming(scene, lost, budget):
+                continue
+        replacing -= 1 if replaced else 0
+        scene.serving[worker.uid] = frozenset()
+        actions.append(SetActivity(worker.uid, worker.pod, Activity.DRAINING))
+    return actions
+
+
+def _noticed(worker: Worker, policy: Policy) -> bool:
+    return worker.notice_seconds is not None and worker.notice_seconds <= policy.drain_seconds
+
+
+def _replacements_allowed(scene: _Scene) -> int:
+    """Pods of an old template are replaced a quarter of the fleet at a time, at least one."""
+    down = sum(1 for key in scene.wanted if key not in scene.staying or not is_live(scene.staying[key]))
+    own = [worker for worker in scene.leaving if worker.zone is not Zone.BORROWED]  # the others leave by themselves
+    being_drained = sum(1 for worker in own if worker.activity is not Activity.ACTIVE)
+    old = [worker for worker in scene.leaving if is_live(worker) and worker.activity is Activity.ACTIVE]
+    missing = max(0, down - len(old)) + being_drained
+    return max(1, len(scene.wanted) // 4) - missing
+
+
+def _stages_lost(scene: _Scene, worker: Worker) -> frozenset[Role]:
+    """Stages that nobody would serve without this worker."""
+    mine = scene.serving.get(worker.uid, frozenset())
+    return frozenset(stage for stage in mine if not scene.covered(stage, without=worker.uid, among=scene.all))
+
+
+def _bridge(scene: _Scene, lost: frozenset[Role]) -> Action | None:
+    """Widen one staying worker to colocated so that the lost stages stay served; None when no one can."""
+    if any(_lagging(worker) for worker in scene.staying.values()) or scene.widened:
+        return None
+    for worker in scene.staying.values():
+        if scene.serving.get(worker.uid) and not lost <= STAGES[worker.role]:
+            scene.widened.add(worker.uid)
+            return SetRole(worker.uid, worker.pod, Role.COLOCATED, worker.role_epoch + 1)
+    return None
+
+
+def _help_is_coming(scene: _Scene, lost: frozenset[Role], budget: Budget) -> bool:
+    """Whether some worker will serve the lost stages without this one leaving first."""
+    if scene.widened or any(_lagging(worker) for worker in scene.staying.values()):
+        return True
+    starting = [slot for key, slot in scene.wanted.items() if key in scene.staying and not serves(scene.staying[key])]
+    free = _free_gpus(scene, budget)
+    creatable = [
+        slot
+        for key, slot in scene.wanted.items()
+        if key not in scene.staying and slot.zone is not Zone.BORROWED and free[slot.zone] >= budget.gpus_per_worker
+    ]
+    return any(STAGES[slot.role] & lost for slot in [*starting, *creatable])
+
+
+def _activations(scene: _Scene) -> list[Action]:
+    """Staying workers that a dropped target, a loan or idleness left inactive."""
+    waking = {WorkerState.READY, WorkerState.UNREADY, WorkerState.ASLEEP}
+    return [
+        SetActivity(worker.uid, worker.pod, Activity.ACTIVE)
+        for worker in scene.staying.values()
+        if worker.activity is not Activity.ACTIVE and worker.state in waking
+    ]
+
+
+def _flips(scene: _Scene, target: Target) -> list[Action]:
+    """Role changes that leave every stage with a worker that stays; the others wait for acknowledgements."""
+    actions: list[Action] = []
+    waiting: list[Worker] = []
+    for key, worker in scene.staying.items():
+        role = scene.wanted[key].role
+        if worker.role is role or worker.uid in scene.widened:
+            continue
+        if _may_flip(scene, worker, role):
+            scene.serving[worker.uid] = frozenset()
+            actions.append(_flip(worker, role, target))
+        else:
+            waiting.append(worker)
+    lagging = any(_lagging(worker) for worker in scene.staying.values())
+    stuck = waiting and not actions and not lagging and not scene.widened
+    if stuck and not [w for w in scene.leaving if w.zone is not Zone.BORROWED] and _all_here(scene):
+        narrow = [worker for worker in waiting if worker.role is not Role.COLOCATED]
+        actions += [_flip(worker, Role.COLOCATED, target) for worker in narrow[:1]]
+    return actions
+
+
+def _all_here(scene: _Scene) -> bool:
+    """Nobody who could serve a stage soon is still on the way."""
+    return all(key in scene.staying and serves(scene.staying[key]) for key in scene.wanted)
+
+
+def _flip(worker: Worker, role: Role, target: Target) -> SetRole:
+    return SetRole(worker.uid, worker.pod, role, max(target.id, worker.role_epoch + 1))
+
+
+def _may_flip(scene: _Scene, worker: Worker, role: Role) -> bool:
+    """Every stage it serves now is served by another that stays, or by itself under both roles."""
+    if is_live(worker) and _lagging(worker):
+        return False  # the gateway may still use its old role; one change at a time
+    mine = scene.serving.get(worker.uid, frozenset())
+    staying = scene.staying.values()
+    return all(stage in STAGES[role] or scene.covered(stage, without=worker.uid, among=staying) for stage in mine)
+
+
+def _free_gpus(scene: _Scene, budget: Budget) -> dict[Zone, int]:
+    """GPUs of each zone that no pod holds; a terminating pod still holds its own."""
+    limits = {Zone.RESERVED: budget.reserved_gpus, Zone.ELASTIC: budget.elastic_max_gpus, Zone.BORROWED: 0}
+    return {zone: limit - sum(w.gpus for w in scene.all if w.zone is zone) for zone, limit in limits.items()}
+
+
+def _creates(scene: _Scene, target: Target, budget: Budget) -> list[Action]:
+    free = _free_gpus(scene, budget)
+    there = {key_of(worker) for worker in scene.all}
+    actions: list[Action] = []
+    for slot in target.slots:
+        if slot.zone is Zone.BORROWED or key_of(slot) in there or free[slot.zone] < budget.gpus_per_worker:
+            continue
+        free[slot.zone] -= budget.gpus_per_worker
+        actions.append(CreateWorker(slot))
+    return actions

@@ -1,0 +1,1 @@
+"""What the fleet is asked to do: distributions of turns, tokens and environment time, learned from records."""

@@ -1,0 +1,1 @@
+"""What no policy can beat: the strict bound and the free fleet."""

@@ -1,0 +1,1 @@
+"""The simulated cluster: engines, router, pods, spot capacity, trainer and loans on one virtual clock."""

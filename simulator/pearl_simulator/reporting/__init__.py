@@ -1,0 +1,1 @@
+"""Reports: tables, plots, pages, intervals, and the pool of processes that fills them."""
