@@ -23,6 +23,7 @@ MESSAGES = [
 ]
 SENT = [
     messages.RegisterRequest("swe", ("GPU-1",), "pearl", "job"),
+    messages.AccessRequest("swe", "pearl"),
     messages.LendRequest("request-1", 90.0, after_epoch=3),
     messages.ReclaimingNotice(4, 10.0),
     messages.ReclaimedNotice(4, free=True, total_seconds=0.4, killed=True),
@@ -53,7 +54,7 @@ def test_every_message_has_the_fields_of_its_model(message: type[messages.Messag
     for name, field in ours.items():
         optional = field.default is not MISSING or field.default_factory is not MISSING
         if optional and not theirs[name].is_required():
-            default = theirs[name].get_default()
+            default = theirs[name].get_default(call_default_factory=True, validated_data={})
             assert field.default == (default if default is None else type(field.default)(default)), name
 
 
@@ -70,6 +71,7 @@ def test_fields_that_are_left_out_get_the_receivers_defaults() -> None:
 
 def received() -> list[tuple[type[messages.Message], BaseModel]]:
     agent = api_loans.AgentEndpoint(pod="b", uid="u", url=None)
+    option = api_loans.AccessOption(access="SharedClaim", possible=True, chosen=True, reason="Chosen", message="Both.")
     segment = api_gateway.Segment(turn=0, worker="w", version=1, start=2, end=3, reason="complete")
     return [
         (
@@ -87,8 +89,10 @@ def received() -> list[tuple[type[messages.Message], BaseModel]]:
                 heartbeat_seconds=1,
                 ttl_seconds=8,
                 epoch=5,
+                access=[option],
             ),
         ),
+        (messages.AccessAnswer, api_loans.AccessAnswer(wanted="Auto", options=[option])),
         (messages.LendAnswer, api_loans.LendAnswer(epoch=6, granted=True, reason="Applied", agents=[agent])),
         (messages.LoanView, api_loans.LoanView(namespace="ml", name="t", epoch=6, phase="Serving", agents=[agent])),
         (messages.LoanState, api_worker.LoanState(epoch=6, fenced=False, granted=True)),

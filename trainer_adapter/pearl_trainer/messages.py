@@ -85,10 +85,39 @@ class AgentEndpoint(Message):
 
 
 @dataclass(frozen=True)
+class AccessOption(Message):
+    """`SharedClaim` or `VisibleDevices`: whether borrowers can reach this pod's GPUs that way, and a sentence why."""
+
+    access: str
+    possible: bool
+    chosen: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class AccessRequest(Message):
+    """Asks how borrowers would reach this pod's GPUs; enrols nothing."""
+
+    rollout: str
+    rollout_namespace: str | None = None
+
+
+@dataclass(frozen=True)
+class AccessAnswer(Message):
+    """Every strategy with its sentence; `wanted` is the rollout's setting."""
+
+    _lists: ClassVar[dict[str, type[Message]]] = {"options": AccessOption}
+
+    wanted: str
+    options: tuple[AccessOption, ...]
+
+
+@dataclass(frozen=True)
 class RegisterAnswer(Message):
     """The enrolled loan and all that is needed to go on without the operator."""
 
-    _lists: ClassVar[dict[str, type[Message]]] = {"agents": AgentEndpoint}
+    _lists: ClassVar[dict[str, type[Message]]] = {"agents": AgentEndpoint, "access": AccessOption}
 
     namespace: str
     name: str
@@ -102,6 +131,7 @@ class RegisterAnswer(Message):
     heartbeat_seconds: float
     ttl_seconds: float
     epoch: int = 0
+    access: tuple[AccessOption, ...] = ()
 
 
 @dataclass(frozen=True)

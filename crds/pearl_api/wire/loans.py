@@ -5,12 +5,14 @@ Identity, pod and node come from the projected ServiceAccount token (TokenReview
 | method and path                  | token                     | body → answer                        |
 |----------------------------------|---------------------------|--------------------------------------|
 | POST /v1/loans/register          | ServiceAccount, projected | RegisterRequest → RegisterAnswer     |
+| POST /v1/loans/access            | ServiceAccount, projected | AccessRequest → AccessAnswer         |
 | POST /v1/loans/{ns}/{name}/lend  | loan                      | LendRequest → LendAnswer             |
 | POST /v1/loans/{ns}/{name}/reclaiming | loan                 | ReclaimingNotice → LoanView          |
 | POST /v1/loans/{ns}/{name}/reclaimed | loan                  | ReclaimedNotice → LoanView           |
 | GET  /v1/loans/{ns}/{name}       | loan                      | → LoanView                           |
 | DELETE /v1/loans/{ns}/{name}     | loan                      | → LoanView (phase Deregistered)      |
 
+`access` enrols nothing: it tells which strategy `register` would choose, and why not another.
 All calls are idempotent: `register` by pod, `lend` by the `request_id`, `reclaimed` by epoch.
 """
 
@@ -37,6 +39,30 @@ class AgentEndpoint(Message):
     url: str | None = Field(default=None, description="None until the pod has an address.")
 
 
+class AccessOption(Message):
+    """One way in which borrower pods may reach a trainer's GPUs: whether it is open to this pod, and why."""
+
+    access: str = Field(description="`SharedClaim` or `VisibleDevices`.")
+    possible: bool
+    chosen: bool = Field(description="The loan uses it; at most one option is chosen.")
+    reason: str = Field(description="Closed; see docs/access.md.")
+    message: str = Field(description="One sentence; where it is not possible it says what to change.")
+
+
+class AccessRequest(Message):
+    """Asks how borrower pods would reach the calling pod's GPUs."""
+
+    rollout: str = Field(description="Name of the PearlRollout.")
+    rollout_namespace: str | None = Field(default=None, description="Default: the operator's release namespace.")
+
+
+class AccessAnswer(Message):
+    """Every strategy with its sentence; where none is chosen, `register` would be refused."""
+
+    wanted: str = Field(description="`spec.capacity.borrowed.access` of the PearlRollout.")
+    options: list[AccessOption]
+
+
 class RegisterAnswer(Message):
     """The enrolled loan and everything the SDK needs to go on without the operator."""
 
@@ -52,6 +78,7 @@ class RegisterAnswer(Message):
     heartbeat_seconds: float
     ttl_seconds: float
     epoch: int = Field(default=0, ge=0, description="Highest epoch so far; above 0 where this pod has lent before.")
+    access: list[AccessOption] = Field(default_factory=list, description="How borrowers reach the GPUs, and why so.")
 
 
 class LendRequest(Message):
