@@ -76,12 +76,24 @@ class RegisterRequest(Message):
 
 
 @dataclass(frozen=True)
+class GroupRequest(Message):
+    """Takes the handle of all pods of a group."""
+
+    rollout: str
+    group: str
+    members: int
+    rollout_namespace: str | None = None
+    audience: str = "pearl"
+
+
+@dataclass(frozen=True)
 class AgentEndpoint(Message):
     """Where the agent of one borrower pod answers; `url` is None until the pod has an address."""
 
     pod: str
     uid: str
     url: str | None = None
+    token: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +143,7 @@ class RegisterAnswer(Message):
     heartbeat_seconds: float
     ttl_seconds: float
     epoch: int = 0
+    path: str | None = None
     access: tuple[AccessOption, ...] = ()
 
 
@@ -141,6 +154,7 @@ class LendRequest(Message):
     request_id: str
     cap_seconds: float | None = None
     after_epoch: int = 0
+    members: int | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +186,7 @@ class ReclaimedNotice(Message):
     free: bool
     total_seconds: float
     killed: bool = False
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
