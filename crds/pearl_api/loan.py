@@ -38,6 +38,23 @@ class RolloutRef(Model):
     namespace: str = Field(max_length=63, description="Namespace of the PearlRollout.")
 
 
+class LoanAccess(StrEnum):
+    """How the borrowers of a loan reach its GPUs; see docs/access.md."""
+
+    SHARED_CLAIM = "SharedClaim"
+    VISIBLE_DEVICES = "VisibleDevices"
+
+
+class LentClaim(Model):
+    """Devices of one request of a ResourceClaim that trainer and borrower pods share."""
+
+    name: str = Field(max_length=253, description="Name of the ResourceClaim.")
+    request: str | None = Field(default=None, max_length=63, description="Request in it; absent: all of them.")
+    gpus: list[Annotated[str, Field(max_length=128)]] = Field(
+        default_factory=list, max_length=64, description="UUIDs of its GPUs; empty: the driver does not publish them."
+    )
+
+
 class GPULoanSpec(Model):
     """What was enrolled; immutable."""
 
@@ -49,6 +66,10 @@ class GPULoanSpec(Model):
     rollout_ref: RolloutRef
     group: str | None = Field(
         default=None, max_length=253, description="Trainers of one job; lent and reclaimed together."
+    )
+    access: LoanAccess = LoanAccess.VISIBLE_DEVICES
+    claims: list[LentClaim] = Field(
+        default_factory=list, max_length=64, description="With SharedClaim: what the borrower pods name too."
     )
 
 
@@ -72,6 +93,16 @@ class PastLoan(Model):
     killed: bool | None = None
 
 
+class AccessExplanation(Model):
+    """Whether borrowers could reach the GPUs this way, and why."""
+
+    access: LoanAccess
+    possible: bool
+    chosen: bool
+    reason: str
+    message: str = Field(max_length=1024, description="One sentence; says what to change where it is not possible.")
+
+
 class GPULoanStatus(Model):
     """What the operator recorded; the agents enforce."""
 
@@ -85,6 +116,9 @@ class GPULoanStatus(Model):
     serving_at: str | None = None
     cap_seconds: float | None = None
     slots: list[LoanSlot] = Field(default_factory=list)
+    access: list[AccessExplanation] = Field(
+        default_factory=list, max_length=2, description="Every way to reach the GPUs, and why it is used or not."
+    )
     history: list[PastLoan] = Field(default_factory=list, max_length=5)
     conditions: list[Condition] = Field(default_factory=list)
 
