@@ -16,6 +16,7 @@ from pearl_gateway.asgi import CLIENT_LEFT, check_token, error_response, json_re
 from pearl_gateway.errors import EngineRefusedError, GatewayError
 from pearl_gateway.inference import Inference
 from pearl_gateway.metrics import render_metrics
+from pearl_gateway.sglang import sglang_routes
 from pearl_gateway.stats import gateway_stats
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ def create_app(gateway: Gateway) -> Starlette:
             Route("/inference/v1/generate", guard(inference.generate, client, openai=True), methods=["POST"]),
             Route("/v1/completions", guard(inference.completions, client, openai=True), methods=["POST"]),
             Route("/v1/chat/completions", guard(inference.chat, client, openai=True), methods=["POST"]),
-            Route("/generate", guard(inference.sglang_generate, client, openai=True), methods=["POST"]),
-            Route("/server_info", guard(control.server_info, client), methods=["GET"]),
             Route("/v1/batches", guard(control.open_batch, client), methods=["POST"]),
             Route("/v1/batches/{step:int}", guard(control.batch, client), methods=["GET"]),
             Route("/v1/batches/{step:int}/finish", guard(control.finish, client), methods=["POST"]),
@@ -56,6 +55,7 @@ def create_app(gateway: Gateway) -> Starlette:
             Route("/health", guard(control.health, ()), methods=["GET"]),
             Route("/ready", guard(control.ready, ()), methods=["GET"]),
             Route("/metrics", guard(control.metrics, ()), methods=["GET"]),
+            *sglang_routes(gateway, inference, lambda handler: guard(handler, client, openai=True)),
         ]
     )
 
@@ -126,18 +126,6 @@ class _Control:
         length = self._gateway.settings.limits.max_model_len
         model = {"id": name, "object": "model", "owned_by": "pearl", "max_model_len": length}
         return json_response({"object": "list", "data": [model]})
-
-    async def server_info(self, _request: Request) -> Response:
-        fleet = self._gateway.fleet
-        return json_response(
-            {
-                "model_path": self._gateway.settings.model,
-                "served_model_name": self._gateway.settings.model,
-                "context_length": self._gateway.settings.limits.max_model_len,
-                "dp_size": len(fleet.candidates()),
-                "weight_version": str(max(fleet.versions(), default=0)),
-            }
-        )
 
     async def health(self, _request: Request) -> Response:
         return PlainTextResponse("ok\n")

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from pearl_gateway.asgi import CLIENT_LEFT, EventStream, json_body, json_response, openai_error, while_connected
 from pearl_gateway.errors import GatewayError, bad_request
 from pearl_gateway.identity import read_identity
-from pearl_gateway.sglang import generate_answer, read_generate
 from pearl_gateway.tokens_in import Rendered, TextSoFar, TokensIn, are_token_ids, chat_so_far, refuse_transfer
 from pearl_gateway.tokens_out import TextStream, TokensOut, usage
 
@@ -42,7 +41,7 @@ class Inference:
         """Token ids in, token ids out."""
         body = await json_body(request)
         identity = read_identity(request.headers, body)
-        self._check_model(body)
+        self.check_model(body)
         sampling = body.get("sampling_params") or {}
         if not isinstance(sampling, dict) or sampling.get("n", 1) != 1:
             raise bad_request("sampling_params must be an object with n = 1: send one request per sample")
@@ -51,7 +50,7 @@ class Inference:
         if not are_token_ids(prompt):
             raise bad_request("token_ids must be a list of at least one token id")
         extra = {name: body[name] for name in _PASSED_ON if body.get(name) is not None}
-        turn = self._open(identity, Rendered(prompt, sampling, extra))
+        turn = self.open_turn(identity, Rendered(prompt, sampling, extra))
         with_logprobs = sampling.get("logprobs") is not None
         if body.get("stream"):
             return EventStream(self._token_events(turn, with_logprobs=with_logprobs))
@@ -91,21 +90,10 @@ class Inference:
         self._remember_chat(identity, body, choices[0]["message"])
         return json_response(self._envelope(turns, "chat.completion", choices) | {"usage": usage(turns)})
 
-    async def sglang_generate(self, request: Request) -> Response:
-        """SGLang's `/generate`."""
-        body, identity = await self._openai_body(request)
-        answer = await while_connected(request, self._sglang(body, identity))
-        return _left() if answer is None else answer
-
-    async def _sglang(self, body: dict[str, Any], identity: Identity) -> Response:
-        turn = self._open(identity, await read_generate(body, self._gateway.text))
-        await self._gateway.sessions.answer(turn)
-        return json_response(await generate_answer(body, turn, self._gateway.text))
-
     async def _openai_body(self, request: Request) -> tuple[dict[str, Any], Identity]:
         body = await json_body(request)
         identity = read_identity(request.headers, body)
-        self._check_model(body)
+        self.check_model(body)
         return body, identity
 
     def _known(self, identity: Identity) -> Any:
@@ -114,9 +102,10 @@ class Inference:
     def _open_all(self, identity: Identity, rendered: list[Rendered], samples: int) -> list[Turn]:
         if identity.trajectory is not None and len(rendered) * samples != 1:
             raise bad_request("a trajectory takes one prompt and n = 1 per turn: use one trajectory per sample")
-        return [self._open(identity, one) for one in rendered for _ in range(samples)]
+        return [self.open_turn(identity, one) for one in rendered for _ in range(samples)]
 
-    def _open(self, identity: Identity, rendered: Rendered) -> Turn:
+    def open_turn(self, identity: Identity, rendered: Rendered) -> Turn:
+        """The running turn of a request; raises GatewayError where it cannot be taken."""
         sessions = self._gateway.sessions
         trajectory = sessions.obtain(identity)
         try:
@@ -132,7 +121,8 @@ class Inference:
             return
         await asyncio.gather(*(sessions.answer(turn) for turn in turns))
 
-    def _check_model(self, body: dict[str, Any]) -> None:
+    def check_model(self, body: dict[str, Any]) -> None:
+        """Raises GatewayError (404) where the body names a model that is not served here."""
         wanted, served = body.get("model"), self._gateway.settings.model
         if served is not None and wanted not in (None, "", served):
             raise GatewayError(

@@ -117,6 +117,11 @@ class Turn:
         """Somebody works on it now."""
         return self.task is not None and not self.task.done()
 
+    async def stopped(self) -> None:
+        """Return when nobody works on it any more, so that all its tokens are accounted for."""
+        if self.task is not None:
+            await asyncio.wait({self.task})
+
     def account_for_all(self) -> None:
         """Tokens whose call was broken off from outside, and has not written its piece, get one too."""
         start, end = self.pieces[-1].end if self.pieces else 0, len(self.token_ids)

@@ -133,18 +133,3 @@ async def test_without_the_token_nobody_is_served(bench: Bench) -> None:
     response = await bench.client.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": "Bearer no"})
     assert response.status_code == 401
     assert (await bench.client.get("/health", headers={"Authorization": ""})).status_code == 200
-
-
-async def test_loops_that_expect_sglang_are_answered(bench: Bench) -> None:
-    await bench.engine()
-    sampling = {"max_new_tokens": 4, "temperature": 0}
-    body = {"input_ids": [5, 6], "sampling_params": sampling, "return_logprob": True}
-    answer = (await bench.client.post("/generate", json=body, headers=TRAJECTORY)).json()
-    expected = bench.continuation([5, 6], 4)
-    assert answer["output_ids"] == expected
-    assert answer["text"] == bench.text_of(expected)
-    info = answer["meta_info"]
-    assert info["output_token_logprobs"] == [[bench.logprob(one), one, None] for one in expected]
-    assert (info["finish_reason"], info["weight_version"]) == ({"type": "length", "length": 4}, "0")
-    assert (await bench.export("t1"))["tokenIds"] == [5, 6, *expected]
-    assert (await bench.client.get("/server_info")).json()["dp_size"] == 1
