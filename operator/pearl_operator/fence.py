@@ -39,10 +39,15 @@ class FencedKube:
         return await self.kube.get(kind, name, namespace)
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         """Reads pass."""
-        return await self.kube.list(kind, namespace, labels)
+        return await self.kube.list(kind, namespace, labels, fields=fields)
 
     async def create(self, kind: Kind, body: Object) -> Object:
         """See `ports.Kube`."""

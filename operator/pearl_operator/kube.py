@@ -105,13 +105,18 @@ class KubeClient:
             return None
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        """All objects with these labels, read in pages."""
+        """All objects with these labels and fields, read in pages."""
         query = [("limit", str(_PAGE))]
-        if labels:
-            selector = ",".join(f"{key}={value}" if value else key for key, value in sorted(labels.items()))
-            query.append(("labelSelector", selector))
+        for name, wanted in (("labelSelector", labels), ("fieldSelector", fields)):
+            if wanted:
+                query.append((name, _selector(wanted)))
         items: list[Object] = []
         token = ""
         while True:
@@ -173,6 +178,11 @@ class KubeClient:
             await self._call("DELETE", path_of(kind, namespace, name), body=body)
         except NotFound:
             return
+
+
+def _selector(wanted: Mapping[str, str]) -> str:
+    """`key=value,…`; a key with an empty value only has to be there."""
+    return ",".join(f"{key}={value}" if value else key for key, value in sorted(wanted.items()))
 
 
 def _parse(raw: bytes) -> Object:

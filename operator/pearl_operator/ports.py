@@ -53,9 +53,14 @@ class Kube(Protocol):
         """The object, or None where it does not exist."""
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        """All objects with these labels, of one namespace or (None) of the whole cluster."""
+        """All objects with these labels and fields, of one namespace or (None) of the whole cluster."""
 
     async def create(self, kind: Kind, body: Object) -> Object:
         """A new object as stored; raises `AlreadyExists`. Also for reviews, which answer in `status`."""

@@ -112,9 +112,15 @@ class FakeKube:
         return copy.deepcopy(found)
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         self._check_up()
+        assert not fields, "this fake knows no field selectors"
         return [
             copy.deepcopy(each)
             for (plural, where, _), each in sorted(self.objects.items(), key=lambda item: str(item[0]))

@@ -84,9 +84,18 @@ class FakeKube:
         return copy.deepcopy(self.objects.get((kind.plural, namespace, name)))
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        raise NotImplementedError
+        self._up()
+        assert namespace is None
+        assert labels is None
+        del fields  # the bench has one node
+        return [copy.deepcopy(body) for (plural, _, _), body in self.objects.items() if plural == kind.plural]
 
     async def create(self, kind: Kind, body: Object) -> Object:
         self._up()
