@@ -26,8 +26,9 @@ GRID = 0.04
 """Relative width of the grid."""
 EXACT_TRAJECTORIES = 32
 """Counts up to this are not rounded."""
-COARSEST = 64
-"""Large fleets are searched in steps of one part in so many."""
+COARSEST, COARSEST_SIZES = 64, 24
+"""Large fleets are searched in steps of one part in so many; coarser where only the number of workers is in question,
+since the time hardly depends on the ratio near the best one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,17 @@ def coarse_count(count: int) -> int:
 
 
 def candidates(
-    situation: Situation, count: int, *, near: Shape | None = None, load: Workload | None = None
+    situation: Situation,
+    count: int,
+    *,
+    near: Shape | None = None,
+    load: Workload | None = None,
+    parts: int = COARSEST,
 ) -> list[Forecast]:
     """Forecasts of the shapes of `count` workers that may be the best, best first.
 
-    The time has one valley over P, so it is searched downhill from `near`'s proportion (a third without one).
+    The time has one valley over P, so it is searched downhill from `near`'s proportion (a third without one), in steps
+    of one part in `parts`.
     """
     if count < 1:
         return []
@@ -129,11 +136,13 @@ def candidates(
         if policy.ratio:
             found.append(situation.forecast(split(count, policy.ratio), load))
         else:
-            found += _downhill(situation, count, near, load)
+            found += _downhill(situation, count, near, load, parts)
     return sorted(found, key=lambda one: (one.value_seconds, str(one.prediction.shape)))
 
 
-def _downhill(situation: Situation, count: int, near: Shape | None, load: Workload | None) -> list[Forecast]:
+def _downhill(
+    situation: Situation, count: int, near: Shape | None, load: Workload | None, parts: int
+) -> list[Forecast]:
     """Halving steps towards the least time; where the start is impossible, from the best of a few others."""
     seen: dict[int, Forecast] = {}
 
@@ -145,16 +154,15 @@ def _downhill(situation: Situation, count: int, near: Shape | None, load: Worklo
     start = split(count, (near.prefill, near.decode) if near and near.prefill and near.decode else (1, 2)).prefill
     if not math.isfinite(at(start)):
         start = min({1 + (count - 2) * k // 6 for k in range(7)}, key=lambda p: (at(p), p))
-    _descend(at, start, low=1, high=count - 1)
+    _descend(at, start, high=count - 1, finest=max(1, (count - 1) // parts))
     return list(seen.values())
 
 
-def _descend(at: Callable[[int], float], start: int, *, low: int, high: int) -> int:
-    """The place of the least value found from `start`."""
-    finest = max(1, high // COARSEST)
-    best, step = start, max(1, high // 16)
+def _descend(at: Callable[[int], float], start: int, *, high: int, finest: int) -> int:
+    """The place of the least value found from `start`, in 1..`high`."""
+    best, step = start, max(finest, high // 16)
     while step >= finest:
-        places = [p for p in (best, best - step, best + step) if low <= p <= high]
+        places = [p for p in (best, best - step, best + step) if 1 <= p <= high]
         better = min(places, key=lambda p: (at(p), p != best, p))
         if better == best:
             step //= 2
@@ -166,11 +174,12 @@ def best_seconds(situation: Situation, count: int, *, near: Shape | None = None)
     """What the best shape of `count` workers needs per turn, or for a whole batch as it thins out."""
     if not situation.rounds:
         load = situation.with_alive(situation.full or situation.load.trajectories)
-        found = candidates(situation, count, near=near, load=load)
+        found = candidates(situation, count, near=near, load=load, parts=COARSEST_SIZES)
         return situation.seconds(found[0]) if found else math.inf
     total = 0.0
     for alive, rounds in situation.rounds:
-        found = candidates(situation, count, near=near, load=situation.with_alive(alive))
+        load = situation.with_alive(alive)
+        found = candidates(situation, count, near=near, load=load, parts=COARSEST_SIZES)
         total += rounds * alive * (found[0].value_seconds if found else math.inf)
     return total
 
