@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 
-.PHONY: help setup demo test test-unit test-engine test-cluster test-full lint format crds docs lock bench clean
+.PHONY: help setup demo rl-loop test test-unit test-engine test-cluster test-full lint format crds docs lock bench clean
 
 help: ## print the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -15,6 +15,9 @@ setup: .venv/.done ## make the virtual environment .venv (installs what the mach
 
 demo: setup ## real cluster, real vLLM, real trainer: the whole product on this machine, with a report
 	@$(PY) -m examples.demo
+
+rl-loop: setup ## a real RL loop that lends its GPU between updates, on this machine: reward, GPU use and shape in a plot
+	@$(PY) -m examples.rl_loop
 
 test: setup ## all tests: lint, unit, real vLLM on CPU, real Kubernetes
 	@scripts/test lint unit engine cluster

@@ -12,40 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
+from examples.common import local, page
+from examples.common.sampler import Sampler
 from examples.demo import agents, promises, report, training
 from examples.demo.facts import Record
-from examples.demo.sampler import Sampler
 from examples.demo.stage import HERE, Stage
 from examples.demo.view import View
-from pearl_dev import cluster
 from pearl_dev.errors import ClusterError
-from pearl_dev.fleet import Api, Fleet
-from pearl_dev.product import NAMESPACE, Installation, install, prepare
+from pearl_dev.fleet import Api
 from pearl_dev.progress import Progress
-from pearl_dev.settings import from_environment
 
 NAME = "demo"
-
-
-def set_up(progress: Progress) -> Installation:
-    """A fresh cluster with PEARL on it."""
-    settings = from_environment()
-    artifacts = prepare(settings, progress, ("tiny", "smollm2"))
-    cluster.down(settings, NAME, progress)
-    running = cluster.up(settings, cluster.Wanted(name=NAME, gpus=4), progress)
-    return install(running, artifacts, progress)
-
-
-def apply(installation: Installation, api: Api, name: str) -> Fleet:
-    """`kubectl apply` of one of the demo's manifests."""
-    manifest = installation.manifest((HERE / "manifests" / f"{name}.yaml").read_text())
-    manifest["metadata"]["namespace"] = NAMESPACE
-    installation.weights_of(name)
-    fleet = Fleet(api, NAMESPACE, name)
-    fleet.apply(manifest)
-    return fleet
+FLEETS = ("agents", "policy")
 
 
 def play(stage: Stage, steps: int) -> None:
@@ -63,31 +42,17 @@ def play(stage: Stage, steps: int) -> None:
     agents.checked(stage)
     training.run(stage, steps)
     lost = sum(fleet.stats().counters.lost_turns for fleet in (stage.agents, stage.policy))
-    promises.check(stage.record, uids_before=before, uids_after=after, lost_turns=lost)
+    promises.check(stage.record, uids_before=before, uids_after=after, lost_turns=lost, wanted_steps=steps)
 
 
 def tell(stage: Stage, console: Console) -> bool:
     """Print the end and write the report; returns whether every promise was kept."""
-    table = Table("promise", "", "seen", title="What was kept")
-    for promise, kept, seen in stage.record.checks:
-        table.add_row(promise, "[green]kept[/green]" if kept else "[red]broken[/red]", seen)
-    console.print(table)
+    console.print(page.promises_on_screen(stage.record.checks))
     console.print(report.verdict(stage.record.loads))
-    page = stage.folder / "report.html"
-    page.write_text(report.html(stage.record, agents=stage.agents.name, policy=stage.policy.name))
-    console.print(f"Report: {page}")
-    return all(kept for _, kept, _ in stage.record.checks)
-
-
-def keep_logs(installation: Installation, folder: Path) -> None:
-    """What every pod of PEARL wrote, one file each, beside the report."""
-    kubectl = installation.cluster.kubectl
-    for namespace in (NAMESPACE, *installation.trainer_namespaces):
-        pods = installation.cluster.get("-n", namespace, "pods")["items"]
-        for name in (pod["metadata"]["name"] for pod in pods):
-            (folder / f"{name}.log").write_text(
-                kubectl("-n", namespace, "logs", name, "--all-containers", "--tail=-1", "--ignore-errors")
-            )
+    target = stage.folder / "report.html"
+    target.write_text(report.html(stage.record, agents=stage.agents.name, policy=stage.policy.name))
+    console.print(f"Report: {target}")
+    return all(one.kept for one in stage.record.checks)
 
 
 def main() -> int:
@@ -100,24 +65,24 @@ def main() -> int:
     progress, console, record = Progress(), Console(), Record()
     options.out.mkdir(parents=True, exist_ok=True)
     try:
-        installation = set_up(progress)
+        installation = local.set_up(NAME, ("tiny", "smollm2"), progress)
     except ClusterError as error:
         console.print(f"[red]error:[/red] {error}")
         return 2
     started, view = time.monotonic(), View(record)
     api = Api(installation.cluster.kubeconfig)
-    fleets = (apply(installation, api, "agents"), apply(installation, api, "policy"))
-    sampler = Sampler(record, fleets)
-    stage = Stage(installation, *fleets, record, sampler, view, options.out)
+    agents_fleet, policy = (local.apply(installation, api, HERE / f"manifests/{name}.yaml") for name in FLEETS)
+    sampler = Sampler(record, (agents_fleet, policy))
+    stage = Stage(installation, agents_fleet, policy, record, sampler, view, options.out)
     view.start()
     try:
         play(stage, options.steps)
     finally:
         view.stop()
         sampler.close()
-        keep_logs(installation, options.out)
+        local.keep_logs(installation, options.out)
         if not options.keep:
-            cluster.down(from_environment(), NAME, progress)
+            local.take_down(NAME, progress)
     console.print(f"Took {time.monotonic() - started:.0f} s after set-up.")
     return 0 if tell(stage, console) else 1
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from examples.common.sampler import Sampler
     from examples.demo.facts import Record
-    from examples.demo.sampler import Sampler
     from examples.demo.view import View
     from pearl_dev.fleet import Fleet
     from pearl_dev.product import Installation

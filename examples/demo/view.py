@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from examples.demo.facts import FleetSample, Record
+    from examples.common.timeline import FleetSample
+    from examples.demo.facts import Record
 
 SHOWN_DECISIONS = 5
 SHOWN_ACTS = 12
@@ -80,8 +81,8 @@ def _trainer(record: Record) -> Text:
     if not record.steps:
         return Text("")
     last = record.steps[-1]
-    reclaim = "not lent" if last.reclaim_seconds is None else f"{last.reclaim_seconds:.2f} s"
+    reclaim = f"{last.reclaim_seconds:.2f} s" if last.was_lent else "not lent"
     return Text(
-        f"trainer: step {last.step}, reward {last.reward:.2f}, weights version {last.version}, "
-        f"reclaim {reclaim} (deadline {last.deadline_seconds:.0f} s)"
+        f"trainer: update {len(record.steps)}, reward {last.reward:.2f}, weights version {last.version}, "
+        f"reclaim {reclaim} (deadline {last.deadline_seconds or 0.0:.0f} s)"
     )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from by_transformers import greedy
 from traffic import Traffic, identity, prompt, steady
 
 from pearl_dev.fleet import wait_for
@@ -90,31 +89,6 @@ def test_a_killed_decode_engine_costs_the_client_nothing(disaggregated: Fleet, i
     assert fleet.uids()[victim] == pod["metadata"]["uid"]
 
 
-def greedy_by_transformers(
-    installation: Installation, model: str, rows: list[tuple[list[int], int]]
-) -> list[list[int]]:
-    """Greedy continuations by the model's own library: a reference that shares nothing with the fleet."""
-    script = """
-import json, sys, torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
-model.generation_config.eos_token_id = None
-rows = json.load(sys.stdin)
-every = lambda ids: torch.ones(1, len(ids), dtype=torch.long)  # else it leaves out what equals the padding token
-make = lambda ids, n: model.generate(
-    torch.tensor([ids]), attention_mask=every(ids), max_new_tokens=n, min_new_tokens=n, do_sample=False
-)
-print(json.dumps([make(ids, n)[0, len(ids):].tolist() for ids, n in rows]))
-"""
-    python = installation.artifacts.engine / "bin" / "python"
-    directory = str(installation.artifacts.models[model])
-    done = subprocess.run(
-        [python, "-c", script, directory], input=json.dumps(rows), capture_output=True, text=True, check=True
-    )
-    answers: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
-    return answers
-
-
 def weight_file(installation: Installation, model: str) -> Path:
     return installation.artifacts.models[model] / "model.safetensors"
 
@@ -147,7 +121,7 @@ def test_new_weights_change_the_answers_and_the_segments_say_so(colocated: Fleet
         wait_for(lambda: fleet.stats().weights_min == new, seconds=60, what=f"all workers have version {new}")
     tokens = prompt(11, 60)
     fresh = fleet.generate(tokens, 24, identity(f"after-update-{new}"))
-    assert fresh.token_ids == greedy_by_transformers(installation, model_of(new), [(tokens, 24)])[0]
+    assert fresh.token_ids == greedy(installation, model_of(new), [(tokens, 24)])[0]
     assert [span["version"] for span in fresh.versions] == [new]
     exports = [fleet.trajectory(f"updated-{new}-{stream}-0") for stream in range(2)]
     crossing = [export for export in exports if len(spans(export)) > 1]
@@ -156,7 +130,7 @@ def test_new_weights_change_the_answers_and_the_segments_say_so(colocated: Fleet
         assert [version for _, _, version in spans(export)] == [old, new]
         for start, end, version in spans(export):
             row = (export.token_ids[:start], end - start)
-            expected = greedy_by_transformers(installation, model_of(version or 0), [row])[0]
+            expected = greedy(installation, model_of(version or 0), [row])[0]
             assert export.token_ids[start:end] == expected
 
 

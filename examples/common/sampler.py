@@ -1,4 +1,4 @@
-"""Looks at the fleets once a second, beside the scenario, and fills the record."""
+"""Looks at fleets and at the trainer's loan, beside the scenario, and fills the timeline."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from examples.demo.facts import DecisionFact, FleetSample, Mark
+from examples.common.timeline import DecisionFact, FleetSample, LoanSample, Mark
+from examples.common.trainer_pod import LOAN_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from examples.demo.facts import Record
+    from examples.common.timeline import Timeline
     from pearl_dev.fleet import Fleet
 
-PERIOD_SECONDS = 1.0
+PERIOD_SECONDS = 0.5
 
 
 class Sampler:
     """A thread that samples; `mark` notes what the scenario does."""
 
-    def __init__(self, record: Record, fleets: Sequence[Fleet]) -> None:
-        """Start at once; times in the record count from now."""
-        self._record = record
+    def __init__(self, timeline: Timeline, fleets: Sequence[Fleet]) -> None:
+        """Start at once; times in the timeline count from now."""
+        self._timeline = timeline
         self._fleets = fleets
         self._started = time.monotonic()
         self._over = threading.Event()
@@ -38,7 +39,7 @@ class Sampler:
 
     def mark(self, text: str) -> None:
         """Something happens on purpose."""
-        self._record.marks.append(Mark(self.now(), text))
+        self._timeline.marks.append(Mark(self.now(), text))
 
     def close(self) -> None:
         """Stop sampling."""
@@ -47,18 +48,24 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._over.wait(PERIOD_SECONDS):
-            for fleet in self._fleets:
-                try:
+            try:
+                self._sample_loan()
+                for fleet in self._fleets:
                     self._sample(fleet)
-                except (httpx.HTTPError, RuntimeError):
-                    continue  # not there yet, or restarting: the next look sees it again
+            except (httpx.HTTPError, RuntimeError):
+                continue  # not there yet, or restarting: the next look sees it again
+
+    def _sample_loan(self) -> None:
+        loan = self._fleets[0].api.get(LOAN_PATH)
+        if loan is not None:
+            self._timeline.loans.append(LoanSample(self.now(), loan.get("status", {}).get("phase", "Idle")))
 
     def _sample(self, fleet: Fleet) -> None:
         status = fleet.status()
         counts: dict[str, int] = status.get("workers", {})
         generated, prefilled = _tokens(fleet)
         shown = {role: counts.get(role, 0) for role in ("prefill", "decode", "colocated", "borrowed", "ready")}
-        self._record.samples.append(
+        self._timeline.samples.append(
             FleetSample(self.now(), fleet.name, **shown, generated_tokens=generated, prefilled_tokens=prefilled)
         )
         self._decision(fleet.name, status.get("lastDecision") or {})
@@ -68,7 +75,7 @@ class Sampler:
         if told == self._told.get(rollout) or not told[0]:
             return
         self._told[rollout] = told
-        self._record.decisions.append(DecisionFact(self.now(), rollout, *told, decision.get("message", "")))
+        self._timeline.decisions.append(DecisionFact(self.now(), rollout, *told, decision.get("message", "")))
 
 
 def _tokens(fleet: Fleet) -> tuple[int | None, int | None]:

@@ -1,0 +1,1 @@
+"""What the examples that run on the local cluster share."""

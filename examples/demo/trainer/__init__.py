@@ -1,1 +1,0 @@
-"""What runs in the trainer pod of the demo."""

@@ -1,0 +1,1 @@
+"""What runs in the trainer pod: start at `train.py`."""
