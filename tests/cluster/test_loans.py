@@ -43,7 +43,9 @@ device = os.environ.get("PEARL_FAKE_DEVICE_DIR")
 use = DeviceUse(Path(device), HELD) if device else None
 ANSWER = json.dumps({
     "open": True, "in_flight": 0, "pinned_seconds": 0.0, "success": True, "aborted": 0,
-    "choices": [{"token_ids": [1], "weight_versions": [{"version": "0"}]}],
+    "choices": [{
+        "token_ids": [1] * 4, "logprobs": {"content": [{"logprob": -1.0}] * 4}, "weight_versions": [{"version": "0"}],
+    }],
 }).encode()
 
 class Handler(BaseHTTPRequestHandler):

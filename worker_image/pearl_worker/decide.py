@@ -34,6 +34,8 @@ class Facts:
     running: bool = False
     ever_started: bool = False
     asleep: bool = False
+    half_awake: bool = False
+    """A wake-up began and has not succeeded: it may take memory at any moment."""
     loaded: int | None = None
     """Version of whole weights; None = none, or half-loaded ones."""
     current: bool = False

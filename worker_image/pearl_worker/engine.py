@@ -6,18 +6,21 @@ that a cancelled or failed step never looks finished.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pearl_worker.decide import Facts
-from pearl_worker.ports import EngineClient, EngineFaultError, EngineLauncher, EngineProcess
+from pearl_worker.ports import CanaryError, EngineClient, EngineFaultError, EngineLauncher, EngineProcess
 from pearl_worker.settings import OnUpdate, Settings
+from pearl_worker.waiting import POLL_SECONDS, before, now, until
 
-_POLL_SECONDS = 0.05
 _HEALTH_POLL_SECONDS = 0.2
 _TERMINATE_SECONDS = 3.0
 _PIN_MARGIN_SECONDS = 5.0
+_KILL_SECONDS = 2.0
+_KILL_MARGIN = 1.25
+"""The next kill may last longer than the longest one so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,23 @@ class Engine:
         self.kills = 0
         self.start_seconds: float | None = None
         self.load_seconds: float | None = None
-        self.kill_seconds = 2.0
-        """Longest kill seen, at least 2 s: what a reclaim keeps in reserve."""
+        self.kill_seconds: float | None = None
+        """Longest kill seen."""
 
     @property
     def pid(self) -> int | None:
         """Of the engine's leader; None = no engine."""
         return self._process.pid if self._process else None
+
+    @property
+    def at_rest(self) -> bool:
+        """It sleeps and nothing wakes it, or there is none: it takes no memory any more."""
+        return (self.facts.asleep and not self.facts.half_awake) or not self.facts.running
+
+    @property
+    def _kill_reserve_seconds(self) -> float:
+        """What a reclaim keeps for a kill."""
+        return max(_KILL_SECONDS, _KILL_MARGIN * (self.kill_seconds or 0.0))
 
     @property
     def _client(self) -> EngineClient:
@@ -72,19 +85,19 @@ class Engine:
 
     async def start(self) -> None:
         """Launch and wait until it answers; version 0 is loaded then."""
-        began = _now()
+        began = now()
         self.starts += 1
         self.facts = Facts(running=True, ever_started=True)
         self._process = await self._launcher.launch()
         self._launched.set()
         try:
             async with asyncio.timeout(self._settings.start_seconds):
-                await _until(self._client.healthy, _HEALTH_POLL_SECONDS)
+                await until(self._client.healthy, _HEALTH_POLL_SECONDS)
                 await self._client.prepare_weight_updates()
                 await self._client.label_weights(0)
         except TimeoutError:
             raise EngineFaultError(f"the engine was not up after {self._settings.start_seconds:g} s") from None
-        self.start_seconds = _now() - began
+        self.start_seconds = now() - began
         self._set(loaded=0)
 
     def accept(self) -> None:
@@ -93,7 +106,7 @@ class Engine:
 
     async def load(self, files: Sequence[Path], version: int) -> None:
         """Replace the weights; requests inside fare as `on_update` says."""
-        began = _now()
+        began = now()
         policy = self._settings.on_update
         await self._close()
         if policy is OnUpdate.FINISH_TURN:
@@ -108,7 +121,7 @@ class Engine:
         if policy is not OnUpdate.KEEP_KV and not await self._client.reset_prefix_cache():
             raise EngineFaultError("the prefix cache of the old weights could not be dropped")
         await self._client.resume()
-        self.load_seconds = _now() - began
+        self.load_seconds = now() - began
         self.accept()
 
     async def _apply(self, files: Sequence[Path], version: int) -> None:
@@ -120,16 +133,16 @@ class Engine:
         self._set(loaded=version)
 
     async def prove(self) -> None:
-        """Serve one token, under the version that is believed to be loaded."""
-        version = await self._client.generate_one()
+        """Serve a few tokens, under the version that is believed to be loaded."""
+        version = await self._client.canary()
         if version != str(self.facts.loaded):
-            raise EngineFaultError(f"the engine serves version {version!r} instead of {self.facts.loaded}")
+            raise CanaryError(f"the engine serves version {version!r} instead of {self.facts.loaded}")
         self._set(proven=True, served=True)
 
     async def open(self) -> None:
         """Let work in."""
         self._set(drained=False)
-        await self._client.gate(open_=True)
+        await self._client.gate(open_=True, version=self.facts.loaded)
         self._set(gate_open=True)
 
     async def drain(self, seconds: float) -> None:
@@ -147,6 +160,7 @@ class Engine:
 
     async def wake(self, files: Sequence[Path] | None, version: int) -> None:
         """Take the device back. `files` None = the weights of `version` survived the sleep."""
+        self._set(half_awake=True)
         if files is None:
             await self._client.wake()
         else:
@@ -155,7 +169,7 @@ class Engine:
             await self._client.wake("kv_cache")
             if not await self._client.reset_prefix_cache():
                 raise EngineFaultError("the prefix cache was not empty after waking")
-        self._set(asleep=False, vacated=False)
+        self._set(asleep=False, half_awake=False, vacated=False)
         self.accept()
 
     async def vacate(self, hard: Callable[[], float], device_is_free: Callable[[], bool]) -> VacateReport:
@@ -163,25 +177,29 @@ class Engine:
 
         The soft deadline leaves the time that a kill takes. Returns just before `hard()` even if memory is not back.
         """
-        began = _now()
+        began = now()
         report = VacateReport()
         if self.facts.loaded is not None and not self.facts.asleep:  # one that is still starting cannot sleep
             with contextlib.suppress(EngineFaultError, TimeoutError):
-                report = await _before(lambda: hard() - self.kill_seconds, self._doze(began, device_is_free))
-        if not self.facts.asleep or not device_is_free():
+                report = await before(lambda: hard() - self._kill_reserve_seconds, self._doze(began, device_is_free))
+        if not self.at_rest or not device_is_free():
             await self.kill()
-            report = replace(report, killed=True, drain_seconds=report.drain_seconds or _now() - began)
-        await _until(lambda: device_is_free() or _now() >= hard() - 2 * _POLL_SECONDS)
+            report = replace(report, killed=True, drain_seconds=report.drain_seconds or now() - began)
+        await until(lambda: device_is_free() or now() >= hard() - 2 * POLL_SECONDS)
         self._set(vacated=self.facts.asleep)
         return report
+
+    def doubt(self) -> None:
+        """The device is in use although it was vacated: vacate it again."""
+        self._set(vacated=False)
 
     async def _doze(self, began: float, device_is_free: Callable[[], bool]) -> VacateReport:
         await self._close()
         aborted = await self._quiesce()
-        drained = _now()
+        drained = now()
         await self._sleep()
-        await _until(device_is_free)
-        return VacateReport(aborted, drained - began, _now() - drained)
+        await until(device_is_free)
+        return VacateReport(aborted, drained - began, now() - drained)
 
     async def stop(self, drain_seconds: float) -> None:
         """Drain and end; what does not end by itself is killed."""
@@ -198,7 +216,7 @@ class Engine:
 
     async def kill(self) -> None:
         """SIGKILL whatever is left; afterwards there is no engine."""
-        began = _now()
+        began = now()
         # Nobody may count on it any more, but it is there until its last process is gone.
         self.facts = Facts(running=self.facts.running, ever_started=self.facts.ever_started)
         if self._process is not None:
@@ -206,7 +224,7 @@ class Engine:
             self._process = None
             self._launched.clear()
             self.kills += 1
-            self.kill_seconds = max(self.kill_seconds, _now() - began)
+            self.kill_seconds = max(self.kill_seconds or 0.0, now() - began)
         self.facts = Facts(ever_started=self.facts.ever_started)
 
     async def _close(self) -> None:
@@ -223,7 +241,7 @@ class Engine:
     async def _wait_until_empty(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await _until(self._is_empty)
+                await until(self._is_empty)
 
     async def _is_empty(self) -> bool:
         return (await self._client.gate()).in_flight == 0
@@ -233,7 +251,7 @@ class Engine:
         aborted = 0
         while not await self._is_empty():
             aborted += await self._client.abort_all()
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         return aborted
 
     async def _quiesce(self) -> int:
@@ -241,38 +259,15 @@ class Engine:
         try:
             async with asyncio.timeout(self._settings.lease_seconds + _PIN_MARGIN_SECONDS):
                 aborted = await self._abort_until_empty()
-                await _until(self._client.reset_prefix_cache)
+                await until(self._client.reset_prefix_cache)
                 return aborted
         except TimeoutError:
             raise EngineFaultError("KV stayed pinned longer than its lease") from None
 
     async def _wait_for_pins(self) -> None:
-        while seconds := (await self._client.gate()).pinned_seconds:  # noqa: ASYNC110 - pins end by time
-            await asyncio.sleep(seconds)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def _until(condition: Callable[[], bool | Awaitable[bool]], pause_seconds: float = _POLL_SECONDS) -> None:
-    # Engine and device send no events; they can only be asked.
-    while True:
-        answer = condition()
-        if answer if isinstance(answer, bool) else await answer:
-            return
-        await asyncio.sleep(pause_seconds)
-
-
-async def _before(deadline: Callable[[], float], work: Awaitable[VacateReport]) -> VacateReport:
-    # Like asyncio.timeout_at, for a deadline that may move closer while the work runs.
-    task = asyncio.ensure_future(work)
-    try:
-        while not task.done():
-            remaining = deadline() - _now()
-            if remaining <= 0:
-                raise TimeoutError
-            await asyncio.wait([task], timeout=min(remaining, _POLL_SECONDS))
-        return task.result()
-    finally:
-        task.cancel()
+        """Until no KV is pinned and nothing inside is going to pin any."""
+        while True:
+            gate = await self._client.gate()
+            if not gate.pinning and not gate.pinned_seconds:
+                return
+            await asyncio.sleep(POLL_SECONDS if gate.pinning else gate.pinned_seconds)

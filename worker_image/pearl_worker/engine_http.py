@@ -1,6 +1,7 @@
 """The engine's HTTP interface, spoken with the admin token; `ports.EngineClient` says what each call means."""
 
 import contextlib
+import math
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any
 
 import aiohttp
 
-from pearl_worker.ports import EngineFaultError, GateState
+from pearl_worker.ports import CanaryError, EngineFaultError, GateState
 
 _CALL_SECONDS = 10.0
 _HEALTH_SECONDS = 5.0
 _CANARY_SECONDS = 120.0
 _WEIGHTS_SECONDS = 600.0
+_CANARY_TOKENS = 4
 
 
 class HttpEngineClient:
@@ -32,25 +34,21 @@ class HttpEngineClient:
             return True
         return False
 
-    async def generate_one(self) -> str:
-        """Generate one token and return the version it carries."""
-        body = {"model": self._model, "token_ids": [1], "sampling_params": {"max_tokens": 1, "temperature": 0}}
+    async def canary(self) -> str:
+        """Generate a few tokens, check that they are all there and likely, and return the version they carry."""
+        sampling = {"max_tokens": _CANARY_TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+        body = {"model": self._model, "token_ids": [1], "sampling_params": sampling}
         answer = await self._call("POST", "/inference/v1/generate", json=body, seconds=_CANARY_SECONDS)
-        try:
-            choice = answer["choices"][0]
-            if len(choice["token_ids"]) != 1:
-                raise EngineFaultError(f"the canary asked for one token and got {choice['token_ids']}")
-            return str(choice["weight_versions"][0]["version"])
-        except (KeyError, IndexError, TypeError) as error:
-            raise EngineFaultError(f"the canary's answer has no token: {answer}") from error
+        return _checked_version(answer)
 
-    async def gate(self, *, open_: bool | None = None) -> GateState:
+    async def gate(self, *, open_: bool | None = None, version: int | None = None) -> GateState:
         """Read the gate, or move it and read it."""
         if open_ is None:
             answer = await self._call("GET", "/pearl/gate")
         else:
-            answer = await self._call("POST", f"/pearl/gate?open={str(open_).lower()}")
-        return GateState(answer["open"], answer["in_flight"], answer["pinned_seconds"])
+            served = "" if version is None else f"&version={version}"
+            answer = await self._call("POST", f"/pearl/gate?open={str(open_).lower()}{served}")
+        return GateState(answer["open"], answer["in_flight"], answer["pinned_seconds"], answer.get("pinning", 0))
 
     async def abort_all(self) -> int:
         """Abort everything inside."""
@@ -110,3 +108,20 @@ class HttpEngineClient:
                 return await answer.json() if is_json else text
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineFaultError(f"{method} {path} failed: {error or 'timed out'}") from error
+
+
+def _checked_version(answer: Any) -> str:
+    """The version of a canary's answer. Raises CanaryError where tokens are missing or not even numbers came out."""
+    try:
+        choice = answer["choices"][0]
+        tokens, entries = choice["token_ids"], choice["logprobs"]["content"]
+        logprobs = [entry["logprob"] for entry in entries]
+        (version,) = {str(span["version"]) for span in choice["weight_versions"]}
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CanaryError(f"the canary's answer is not whole: {str(answer)[:500]}") from error
+    if len(tokens) != _CANARY_TOKENS:
+        raise CanaryError(f"the canary asked for {_CANARY_TOKENS} tokens and got {tokens}")
+    # Broken weights make the engine compute NaN, from which it samples without a complaint.
+    if not all(isinstance(one, int | float) and math.isfinite(one) for one in logprobs):
+        raise CanaryError(f"the canary's logprobs are {logprobs}: the weights are damaged")
+    return version

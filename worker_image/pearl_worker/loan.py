@@ -1,7 +1,8 @@
-"""The borrower's side of a loan: the fence, kept on disk, and the device it is about."""
+"""The borrower's side of a loan: the fence, what the device held at the grant, and what was answered, kept on disk."""
 
 import json
 import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pearl_api.wire.worker import LoanState, ReclaimAnswer
@@ -12,6 +13,17 @@ from pearl_worker.ports import MemoryDevice
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What outlives the agent's process."""
+
+    epoch: int = 0
+    baseline_bytes: tuple[int, ...] | None = None
+    """In use on each GPU at the grant, without an engine; None = never granted."""
+    returned: bool = True
+    """Nothing was granted since the device was last seen free."""
+
+
 class DeviceBusyError(Exception):
     """The device cannot be lent now: somebody still uses it, or it cannot be read."""
 
@@ -20,14 +32,17 @@ class Loan:
     """Decides whether an engine may run here, and whether the device is back as it was."""
 
     def __init__(self, device: MemoryDevice, file: Path, allowance_bytes: int) -> None:
-        """Starts fenced; `file` keeps the highest epoch over restarts of the container."""
+        """Starts fenced; `file` outlives the container. `allowance_bytes` is per GPU.
+
+        Raises:
+            ValueError: the file is damaged, so that it is not known what may run here.
+        """
         self._device = device
         self._file = file
         self._allowance_bytes = allowance_bytes
-        self._fence = Fence(epoch=_read_epoch(file))
-        self._baseline_bytes: int | None = None
-        # Nothing was ever granted here, so there is nothing to give back.
-        self._answer = _nothing_lent(0) if self._fence.epoch == 0 else None
+        self._record = _read(file)
+        self._fence = Fence(epoch=self._record.epoch)
+        self._answer = _nothing_lent(self._fence.epoch) if self._record.returned else None
         self.vacate_by = 0.0
         """Loop time by which the device must be free, once the fence is closed."""
 
@@ -35,6 +50,10 @@ class Loan:
     def granted(self) -> bool:
         """Whether an engine may run."""
         return self._fence.granted
+
+    def ttl_seconds(self, now: float) -> float | None:
+        """Remaining life of the grant; None = no grant."""
+        return self._fence.remaining_seconds(now)
 
     def grant(self, epoch: int, ttl_seconds: float, now: float, *, engine_absent: bool) -> None:
         """Open the fence.
@@ -44,19 +63,18 @@ class Loan:
             DeviceBusyError: the trainer has not left the device.
         """
         fence = self._fence.grant(epoch, ttl_seconds, now)
-        if not self._fence.granted:
-            self._measure(engine_absent)
-        self._keep(fence)
+        baseline = self._record.baseline_bytes if self._fence.granted else self._measured(engine_absent)
+        self._keep(fence, baseline_bytes=baseline, returned=False)
         self._answer = None
 
-    def _measure(self, engine_absent: bool) -> None:
+    def _measured(self, engine_absent: bool) -> tuple[int, ...] | None:
         used = self._device.used_bytes()
         if used is None:
-            raise DeviceBusyError("device memory cannot be read, so it could not be proven to be given back")
-        if self._baseline_bytes is not None and used > self._baseline_bytes + self._allowance_bytes:
-            raise DeviceBusyError(f"{used} bytes of the device are in use, {self._baseline_bytes} at the first grant")
-        if engine_absent:
-            self._baseline_bytes = used
+            why = f"device memory cannot be read, so it could not be proven to be given back: {self._device.problem}"
+            raise DeviceBusyError(why.removesuffix(": "))
+        if self._record.baseline_bytes is not None and (excess := self._excess(used)):
+            raise DeviceBusyError(f"{excess}: offload the model before lending")
+        return used if engine_absent else self._record.baseline_bytes
 
     def renew(self, epoch: int, now: float) -> None:
         """A heartbeat. Raises FencedError without a live grant of `epoch`."""
@@ -79,9 +97,20 @@ class Loan:
     def memory_free(self) -> bool:
         """Whether the device was read and holds no more than at the grant (and what a sleeper may keep)."""
         used = self._device.used_bytes()
-        return used is not None and (
-            self._baseline_bytes is None or used <= self._baseline_bytes + self._allowance_bytes
-        )
+        return used is not None and not self._excess(used)
+
+    def _excess(self, used: tuple[int, ...]) -> str:
+        """Which GPU holds too much; empty = none."""
+        baseline = self._record.baseline_bytes
+        if baseline is None:
+            return ""
+        if len(used) != len(baseline):
+            return f"{len(used)} GPUs can be read, {len(baseline)} at the grant"
+        for number, (now, before) in enumerate(zip(used, baseline, strict=True)):
+            if now > before + self._allowance_bytes:
+                which = f"GPU {number}" if len(used) > 1 else "the device"
+                return f"{now} bytes of {which} are in use, {before} at the grant"
+        return ""
 
     def state(self, now: float, *, memory_free: bool) -> LoanState:
         """For readers outside."""
@@ -102,12 +131,14 @@ class Loan:
         if self._answer is None or self._answer.epoch > epoch:
             return None
         if self._answer.epoch < epoch:
-            self._keep(self._fence.reclaim(epoch))
+            self._keep(self._fence.reclaim(epoch), returned=True)
             self._answer = _nothing_lent(epoch)
         return self._answer
 
-    def answer(self, epoch: int, report: VacateReport, free: bool, total_seconds: float) -> ReclaimAnswer:
-        """Put the result of a reclaim into words."""
+    def answer(
+        self, epoch: int, report: VacateReport, *, free: bool, ended: bool, total_seconds: float
+    ) -> ReclaimAnswer:
+        """Put the result of a reclaim into words; `ended`: the engine sleeps, or no process of it is left."""
         answer = ReclaimAnswer(
             epoch=epoch,
             free=free,
@@ -116,22 +147,36 @@ class Loan:
             drain_seconds=report.drain_seconds,
             sleep_seconds=report.sleep_seconds,
             total_seconds=total_seconds,
-            message="" if free else self._why_not_free(),
+            message="" if free else self._why_not_free(ended=ended),
         )
-        self._answer = answer if free else None
+        if free:
+            self._keep(self._fence, returned=True)
+            self._answer = answer
         return answer
 
-    def _why_not_free(self) -> str:
+    def _why_not_free(self, *, ended: bool) -> str:
         used = self._device.used_bytes()
         if used is None:
-            return "device memory cannot be read"
-        return f"{used} bytes of the device are in use, {self._baseline_bytes} at the grant"
+            return f"device memory cannot be read: {self._device.problem}".removesuffix(": ")
+        excess = self._excess(used)
+        if ended:
+            return excess or "the device was still in use when the time was over"
+        return "; ".join(filter(None, ["the engine has not ended yet", excess]))
 
-    def _keep(self, fence: Fence) -> None:
-        if fence.epoch != self._fence.epoch or not self._file.exists():
+    def _keep(
+        self, fence: Fence, *, baseline_bytes: tuple[int, ...] | None = None, returned: bool | None = None
+    ) -> None:
+        record = replace(self._record, epoch=fence.epoch)
+        if baseline_bytes is not None:
+            record = replace(record, baseline_bytes=baseline_bytes)
+        if returned is not None:
+            record = replace(record, returned=returned)
+        if record != self._record or not self._file.exists():
             draft = self._file.with_suffix(".new")
-            draft.write_text(json.dumps({"epoch": fence.epoch}))
+            content = {"epoch": record.epoch, "baselineBytes": record.baseline_bytes, "returned": record.returned}
+            draft.write_text(json.dumps(content))
             draft.rename(self._file)
+        self._record = record
         self._fence = fence
 
 
@@ -141,8 +186,12 @@ def _nothing_lent(epoch: int) -> ReclaimAnswer:
     )
 
 
-def _read_epoch(file: Path) -> int:
+def _read(file: Path) -> _Record:
     try:
-        return int(json.loads(file.read_text())["epoch"])
+        content = json.loads(file.read_text())
+        baseline = content["baselineBytes"]
+        return _Record(int(content["epoch"]), baseline and tuple(map(int, baseline)), bool(content["returned"]))
     except FileNotFoundError:
-        return 0
+        return _Record()
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged, so no engine may start here: delete the pod ({error!r})") from error

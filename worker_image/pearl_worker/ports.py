@@ -15,8 +15,16 @@ class EngineFaultError(Exception):
     """The engine did not answer, or answered that it failed; a restart mends it."""
 
 
+class CanaryError(EngineFaultError):
+    """The engine answered, and the answer is wrong: its weights are not what they should be."""
+
+
 class WeightsError(Exception):
     """Weights cannot be read or are not what the manifest says; the engine was not touched."""
+
+
+class NoBaseError(WeightsError):
+    """Version 0 is no local files; only a new engine can load it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,8 @@ class GateState:
     in_flight: int
     pinned_seconds: float
     """Longest time for which KV may still be pinned for another worker."""
+    pinning: int = 0
+    """Requests inside that will pin KV when they are done."""
 
 
 class EngineProcess(Protocol):
@@ -63,11 +73,11 @@ class EngineClient(Protocol):
     async def healthy(self) -> bool:
         """Whether `/health` answers 200; False also while nothing listens."""
 
-    async def generate_one(self) -> str:
-        """Generate one token; the weight version that it was generated under."""
+    async def canary(self) -> str:
+        """Generate a few tokens and check them; the weight version that they carry. Raises CanaryError too."""
 
-    async def gate(self, *, open_: bool | None = None) -> GateState:
-        """Read the gate, or move it and read it."""
+    async def gate(self, *, open_: bool | None = None, version: int | None = None) -> GateState:
+        """Read the gate, or move it and read it; `version` is what an open gate serves from now on."""
 
     async def abort_all(self) -> int:
         """Abort every request inside; how many there were. Partial tokens go back to the callers."""
@@ -106,8 +116,12 @@ class EngineClient(Protocol):
 class MemoryDevice(Protocol):
     """The memory of the GPUs of this worker."""
 
-    def used_bytes(self) -> int | None:
-        """Bytes in use by anybody, summed over the GPUs; None = cannot be read."""
+    @property
+    def problem(self) -> str:
+        """Why the last reading failed; for people."""
+
+    def used_bytes(self) -> tuple[int, ...] | None:
+        """Bytes in use by anybody on each GPU, always in the same order; None = cannot be read."""
 
 
 class WeightSource(Protocol):
@@ -120,4 +134,4 @@ class WeightSource(Protocol):
         """Its safetensors files, on a local path and checked. Raises WeightsError."""
 
     async def base(self) -> Sequence[Path]:
-        """The files of version 0. Raises WeightsError when they are not local files."""
+        """The files of version 0. Raises NoBaseError when they are not local files."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from pearl_api import names
+from pearl_worker.device import visible_gpus
 
 _DEFAULT_LEASE_SECONDS: Final = 10.0
 _BORROWED_LEASE_SECONDS: Final = 3.0
@@ -93,8 +94,10 @@ class Settings:
     """`PEARL_LOAN_NAME` and `PEARL_LOAN_NAMESPACE`; None = not a borrower."""
     fake_device: Path | None = None
     """`PEARL_FAKE_DEVICE_DIR`."""
+    visible_gpus: tuple[str, ...] | None = None
+    """`NVIDIA_VISIBLE_DEVICES`: the GPUs of this worker; None = all that the container shows."""
     memory_allowance_bytes: int = 2 * _GIB
-    """`PEARL_MEMORY_ALLOWANCE_BYTES`: what an engine that sleeps may still hold (contexts, kernels)."""
+    """`PEARL_MEMORY_ALLOWANCE_BYTES`: what an engine that sleeps may still hold of each GPU (contexts, kernels)."""
     engine_port: int = names.PORT_ENGINE
     """`PEARL_ENGINE_PORT`."""
     agent_port: int = names.PORT_AGENT
@@ -141,12 +144,11 @@ def from_env(environment: Mapping[str, str]) -> Settings:
         drain_seconds=read.number("PEARL_DRAIN_SECONDS", 60.0),
         start_seconds=read.number("PEARL_START_SECONDS", 600.0),
         reclaim_seconds=read.number("PEARL_RECLAIM_SECONDS", 10.0),
-        lease_seconds=read.number(
-            "PEARL_KV_LEASE_SECONDS", _BORROWED_LEASE_SECONDS if loan else _DEFAULT_LEASE_SECONDS
-        ),
+        lease_seconds=_lease_seconds(read, borrowed=loan is not None),
         sleep_level=read.whole("PEARL_SLEEP_LEVEL", 2),
         loan=loan,
         fake_device=Path(fake) if fake else None,
+        visible_gpus=visible_gpus(read.text("NVIDIA_VISIBLE_DEVICES")),
         memory_allowance_bytes=read.whole("PEARL_MEMORY_ALLOWANCE_BYTES", 2 * _GIB if device is Device.GPU else 0),
         engine_port=engine_port,
         agent_port=read.whole("PEARL_AGENT_PORT", names.PORT_AGENT),
@@ -167,6 +169,17 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
     """Root of what PEARL caches on this machine: `$XDG_CACHE_HOME/pearl`, by default `~/.cache/pearl`."""
     base = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".cache")
     return Path(base) / "pearl"
+
+
+def _lease_seconds(read: "_Reader", *, borrowed: bool) -> float:
+    longest = _BORROWED_LEASE_SECONDS if borrowed else None
+    seconds = read.number("PEARL_KV_LEASE_SECONDS", longest or _DEFAULT_LEASE_SECONDS)
+    if longest is not None and seconds > longest:
+        raise ValueError(
+            f"PEARL_KV_LEASE_SECONDS={seconds:g} is too long for a borrowed GPU, whose trainer would wait for it: "
+            f"set it to {longest:g} or less"
+        )
+    return seconds
 
 
 def _loan(read: "_Reader") -> LoanIdentity | None:

@@ -16,7 +16,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from pearl_api.wire.weights import INDEX, MANIFEST, WeightsFile, WeightsIndex, WeightsManifest
-from pearl_worker.ports import WeightsError
+from pearl_worker.ports import NoBaseError, WeightsError
 from pearl_worker.settings import resolve_uri
 
 _CHUNK_BYTES = 4 << 20
@@ -70,7 +70,7 @@ class CheckedSource:
         """The files of version 0."""
         files = sorted(self._model.glob("*" + _SUFFIX))
         if not files:
-            raise WeightsError(f"{self._model} holds no *{_SUFFIX} file; version 0 can only be loaded by a restart")
+            raise NoBaseError(f"{self._model} holds no *{_SUFFIX} file; version 0 can only be loaded by a restart")
         return files
 
     async def _checked(self, manifest: WeightsManifest, file: WeightsFile) -> Path:

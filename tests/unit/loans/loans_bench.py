@@ -174,9 +174,10 @@ class Device:
 
     def __init__(self) -> None:
         self.used: int | None = 0
+        self.problem = ""
 
-    def used_bytes(self) -> int | None:
-        return self.used
+    def used_bytes(self) -> tuple[int, ...] | None:
+        return None if self.used is None else (self.used,)
 
 
 class FakeEngine:
@@ -225,10 +226,11 @@ class FakeEngine:
     async def healthy(self) -> bool:
         return asyncio.get_running_loop().time() >= self._up_at
 
-    async def generate_one(self) -> str:
+    async def canary(self) -> str:
         return "0"
 
-    async def gate(self, *, open_: bool | None = None) -> GateState:
+    async def gate(self, *, open_: bool | None = None, version: int | None = None) -> GateState:
+        del version
         self._open = self._open if open_ is None else open_
         return GateState(open=self._open, in_flight=self.in_flight, pinned_seconds=self.pinned_seconds)
 

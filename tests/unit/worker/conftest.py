@@ -13,7 +13,7 @@ import pytest
 from pearl_api.wire.weights import WeightsManifest
 from pearl_worker.engine import Engine
 from pearl_worker.loan import Loan
-from pearl_worker.ports import EngineFaultError, GateState, WeightsError
+from pearl_worker.ports import CanaryError, EngineFaultError, GateState, NoBaseError, WeightsError
 from pearl_worker.settings import LoanIdentity, Settings
 from pearl_worker.worker import Worker
 
@@ -39,6 +39,9 @@ class PlayedEngine:
     gate_open: bool = False
     in_flight: int = 0
     pinned_until: float = 0.0
+    pinning: int = 0
+    served: int | None = None
+    """Version that the gate was opened for."""
     asleep: bool = False
     whole: bool = True
     """False between the start and the end of a weight update: then a request kills it."""
@@ -79,18 +82,21 @@ class PlayedEngine:
         self.world.engine_bytes.setdefault(self.pid, ENGINE_BYTES)
         return True
 
-    async def generate_one(self) -> str:
+    async def canary(self) -> str:
         await self._call("generate")
         if not self.whole:
             self.die(0)
             raise EngineFaultError("generate failed: engine died")
+        if self.weights in self.world.poisoned:
+            raise CanaryError("the canary's logprobs are [nan]")
         return self.version
 
-    async def gate(self, *, open_: bool | None = None) -> GateState:
+    async def gate(self, *, open_: bool | None = None, version: int | None = None) -> GateState:
         await self._call(f"gate {open_}")
         if open_ is not None:
-            self.gate_open = open_
-        return GateState(self.gate_open, self.in_flight, max(0.0, self.pinned_until - self.world.now()))
+            self.gate_open, self.served = open_, version
+        pinned = max(0.0, self.pinned_until - self.world.now())
+        return GateState(self.gate_open, self.in_flight, pinned, self.pinning)
 
     async def abort_all(self) -> int:
         await self._call("abort")
@@ -131,12 +137,18 @@ class PlayedEngine:
     async def sleep(self, level: int) -> None:
         await self._call(f"sleep {level}")
         self.asleep = True
-        self.world.engine_bytes[self.pid] = 0
+        self.world.engine_bytes[self.pid] = self.world.asleep_bytes
 
     async def wake(self, tags: str | None = None) -> None:
+        # It is under way in the engine whether or not the caller still waits for it.
+        asyncio.get_running_loop().call_later(self.world.wake_seconds, self._take_memory)
         await self._call(f"wake {tags}")
+        await asyncio.sleep(self.world.wake_seconds)
         self.asleep = False
-        self.world.engine_bytes[self.pid] = ENGINE_BYTES
+
+    def _take_memory(self) -> None:
+        if not self.ended.done():
+            self.world.engine_bytes[self.pid] = ENGINE_BYTES
 
 
 @dataclass
@@ -153,6 +165,12 @@ class World:
     kill_seconds: float = 0.1
     hanging: set[str] = field(default_factory=set)
     breaking: set[str] = field(default_factory=set)
+    poisoned: set[str] = field(default_factory=set)
+    """Weights that load and compute nonsense."""
+    asleep_bytes: int = 0
+    wake_seconds: float = 0.0
+    problem: str = ""
+    base_is_local: bool = True
     manifest_now: WeightsManifest | None = None
     unfetchable: str = ""
     fetch_seconds: float = 0.0
@@ -172,8 +190,8 @@ class World:
         self.engines.append(PlayedEngine(self, 100 + len(self.engines), asyncio.get_running_loop().create_future()))
         return self.engine
 
-    def used_bytes(self) -> int | None:
-        return self.trainer_bytes + sum(self.engine_bytes.values()) if self.device_readable else None
+    def used_bytes(self) -> tuple[int, ...] | None:
+        return (self.trainer_bytes + sum(self.engine_bytes.values()),) if self.device_readable else None
 
     async def manifest(self) -> WeightsManifest | None:
         return self.manifest_now
@@ -185,6 +203,8 @@ class World:
         return [Path(manifest.uri)]
 
     async def base(self) -> Sequence[Path]:
+        if not self.base_is_local:
+            raise NoBaseError("model holds no *.safetensors file")
         return [Path("model")]
 
     # handles

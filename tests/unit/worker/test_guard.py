@@ -126,6 +126,48 @@ async def test_a_closed_gate_refuses_everybody_but_the_agent(tmp_path: Path) -> 
     assert (await call("/pearl/gate", ADMIN, query=b"open=maybe"))[0] == 400
 
 
+@pytest.mark.parametrize(
+    ("accepted", "status"),
+    [
+        ({}, 200),
+        ({"x-pearl-min-weights": "7"}, 200),
+        ({"x-pearl-min-weights": "8"}, 503),
+        ({"x-pearl-max-weights": "7"}, 200),
+        ({"x-pearl-max-weights": "6"}, 503),
+        ({"x-pearl-min-weights": "5", "x-pearl-max-weights": "5"}, 503),
+        ({"x-pearl-min-weights": "seven"}, 200),
+    ],
+)
+async def test_weights_that_a_request_does_not_accept_make_no_token(
+    tmp_path: Path, accepted: dict[str, str], status: int
+) -> None:
+    call = Caller(tmp_path)
+    await call("/pearl/gate", ADMIN, query=b"open=true&version=7")
+    headers = [(b"authorization", b"Bearer " + ENGINE.encode())]
+    headers += [(name.encode(), value.encode()) for name, value in accepted.items()]
+    assert (await call("/inference/v1/generate", headers=headers))[0] == status
+    assert len(call.reached) == (status == 200)
+    await call("/pearl/gate", ADMIN, query=b"open=true")  # an agent that names no version
+    assert (await call("/inference/v1/generate", headers=headers))[0] == 200
+
+
+async def test_the_gate_tells_of_requests_that_are_going_to_pin_kv(tmp_path: Path) -> None:
+    call = Caller(tmp_path, PEARL_GATE="open")
+    seen = []
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        seen.append((await call("/pearl/gate", ADMIN, method="GET"))[1]["pinning"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    call.guard._app = app
+    await call("/v1/completions", ENGINE, body=b'{"kv_transfer_params": {"do_remote_decode": true}}')
+    await call("/v1/completions", ENGINE)
+    assert seen == [1, 0]
+    assert (await call("/pearl/gate", ADMIN, method="GET"))[1]["pinning"] == 0
+
+
 async def test_the_gate_tells_how_long_kv_may_be_pinned(call: Any) -> None:
     async def pinned() -> float:
         return (await call("/pearl/gate", ADMIN, method="GET"))[1]["pinned_seconds"]

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pearl_api.names import Activity
 from pearl_api.wire.worker import WorkerPhase
+from pearl_worker.engine import VacateReport
 from pearl_worker.fence import Fence, FencedError
-from pearl_worker.loan import DeviceBusyError
+from pearl_worker.loan import DeviceBusyError, Loan
+from pearl_worker.settings import OnUpdate, from_env
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.looptime
+
+
+@dataclass
+class PlayedDevice:
+    used: tuple[int, ...]
+    problem: str = ""
+
+    def used_bytes(self) -> tuple[int, ...]:
+        return self.used
 
 
 def grant(world: Any, epoch: int, ttl_seconds: float = 1000.0) -> None:
@@ -211,3 +227,149 @@ async def test_a_reclaim_in_the_middle_of_a_weight_update_kills_the_half_loaded_
     answer = await world.worker.reclaim(1, 10.0)
     assert (answer.free, answer.killed) == (True, True)
     assert answer.total_seconds < 0.5
+
+
+async def reclaimed_during(world: Any, step: str) -> Any:
+    """Reclaim as soon as the newest engine was asked to do `step`."""
+    before = world.engine.calls.count(step)
+    await world.wait_for(lambda: world.engine.calls.count(step) > before, step=0.001)
+    return await world.worker.reclaim(world.worker.loan_state().epoch, 10.0)
+
+
+async def test_a_reclaim_while_the_engine_wakes_never_believes_that_it_stays_asleep(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    await world.worker.reclaim(1, 10.0)
+    world.wake_seconds = 2.0  # for so long it holds no memory yet, although it is on its way
+    grant(world, 2)
+    answer = await reclaimed_during(world, "wake weights")
+    assert (answer.free, answer.killed) == (True, True)
+    await asyncio.sleep(5)
+    assert world.used_bytes() == (0,)
+    grant(world, 3)
+    await world.until(WorkerPhase.READY)
+    assert len(world.engines) == 2
+
+
+async def test_a_reclaim_during_a_drain_aborts_at_once(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    world.engine.in_flight = 2
+    world.worker.set_activity(Activity.DRAINING, 60.0)
+    await asyncio.sleep(1)
+    answer = await world.worker.reclaim(1, 10.0)
+    assert (answer.free, answer.killed, answer.aborted_requests) == (True, False, 2)
+    assert answer.total_seconds < 0.5
+
+
+async def test_a_reclaim_while_requests_finish_before_an_update_aborts_at_once(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True, on_update=OnUpdate.FINISH_TURN)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    world.engine.in_flight = 2
+    world.publish(1)
+    await asyncio.sleep(5)
+    answer = await world.worker.reclaim(1, 10.0)
+    assert (answer.free, answer.killed, answer.aborted_requests) == (True, False, 2)
+    grant(world, 2)
+    await world.until(WorkerPhase.READY)
+    assert (world.engine.version, len(world.engines)) == ("1", 1)
+
+
+async def test_an_engine_that_says_it_sleeps_and_keeps_its_memory_is_killed(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    world.asleep_bytes = 900
+    answer = await world.worker.reclaim(1, 10.0)
+    assert (answer.free, answer.killed) == (True, True)
+    assert answer.total_seconds == pytest.approx(8.1, abs=0.3)
+
+
+async def test_a_kill_that_took_long_is_begun_earlier_the_next_time(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    world.kill_seconds, world.hanging = 4.0, {"sleep 2"}
+    for epoch, until_killed in ((1, 8.0), (2, 5.0)):
+        grant(world, epoch)
+        await world.until(WorkerPhase.READY)
+        answer = await world.worker.reclaim(epoch, 10.0)
+        # The first time 2 s are kept for a kill that takes 4 s: too late, and said so.
+        assert answer.free is (epoch == 2)
+        assert answer.total_seconds == pytest.approx(min(10.0, until_killed + 4.0), abs=0.3)
+        await asyncio.sleep(5)
+
+
+async def test_an_engine_that_even_sigkill_does_not_end_is_not_free_and_said_so(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    world.kill_seconds, world.hanging = 1e6, {"sleep 2"}
+    answer = await world.worker.reclaim(1, 5.0)
+    assert answer.free is False
+    assert answer.total_seconds == pytest.approx(5.0, abs=0.1)
+    assert answer.message == "the engine has not ended yet; 1000 bytes of the device are in use, 0 at the grant"
+    assert (await world.worker.reclaim(1, 2.0)).free is False
+
+
+async def test_memory_that_stayed_is_still_known_after_the_agent_restarted(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    first = run(world.worker)
+    world.trainer_bytes = 50  # what the trainer keeps
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    first.cancel()
+    world.engine.ended.set_result(-9)  # dead with the container, and its memory stays
+    run(world.new_worker())
+    answer = await world.worker.reclaim(1, 2.0)
+    assert answer.free is False
+    assert answer.message == "1050 bytes of the device are in use, 50 at the grant"
+    world.engine_bytes.clear()
+    assert (await world.worker.reclaim(1, 2.0)).free is True
+
+
+async def test_a_repeated_reclaim_is_answered_alike_by_a_restarted_agent(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True)
+    first = run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    assert (await world.worker.reclaim(1, 10.0)).free
+    first.cancel()
+    world.engine.die(-9)
+    world.trainer_bytes = 5000  # back at work
+    run(world.new_worker())
+    assert (await world.worker.reclaim(1, 2.0)).free
+
+
+async def test_the_allowance_of_a_sleeping_engine_is_for_each_gpu(tmp_path: Path) -> None:
+    device = PlayedDevice((100, 200))
+    loan = Loan(device, tmp_path / "loan.json", allowance_bytes=10)
+    loan.grant(1, 60.0, now=0.0, engine_absent=True)
+    for used, free in (((110, 210), True), ((100, 211), False), ((120, 190), False), ((100,), False)):
+        device.used = used
+        assert loan.memory_free() is free
+    device.used = (100, 260)
+    answer = loan.answer(1, VacateReport(), free=False, ended=True, total_seconds=1.0)
+    assert answer.message == "260 bytes of GPU 1 are in use, 200 at the grant"
+
+
+def test_a_damaged_loan_file_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "loan.json").write_text('{"epo')
+    with pytest.raises(ValueError, match=r"loan.json is damaged, so no engine may start here: delete the pod"):
+        Loan(PlayedDevice((0,)), tmp_path / "loan.json", 0)
+
+
+def test_a_borrower_may_not_pin_kv_for_longer_than_its_trainer_waits() -> None:
+    borrowed = {"PEARL_LOAN_NAME": "job-0", "PEARL_LOAN_NAMESPACE": "train"}
+    base = {"PEARL_MODEL_URI": "/m", "PEARL_MODEL_NAME": "m", "PEARL_KV_LEASE_SECONDS": "10"}
+    assert from_env(base).lease_seconds == 10
+    with pytest.raises(ValueError, match=r"PEARL_KV_LEASE_SECONDS=10 is too long for a borrowed GPU.*set it to 3"):
+        from_env(base | borrowed)
+    assert from_env(base | borrowed | {"PEARL_KV_LEASE_SECONDS": ""}).lease_seconds == 3

@@ -72,7 +72,7 @@ async def test_a_missing_interpreter_is_a_fault_of_the_engine(tmp_path: Path) ->
 
 def test_the_played_device_forgets_a_killed_user(tmp_path: Path) -> None:
     device = FakeDevice(tmp_path)
-    assert device.used_bytes() == 0
+    assert device.used_bytes() == (0,)
     with subprocess.Popen(
         [sys.executable, "-c", USER, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(PLUGINS)},
@@ -83,11 +83,11 @@ def test_the_played_device_forgets_a_killed_user(tmp_path: Path) -> None:
         assert user.stdout is not None
         assert user.stdin is not None
         assert user.stdout.readline() == "up\n"
-        assert device.used_bytes() == 700
+        assert device.used_bytes() == (700,)
         user.stdin.write("42\n")
         user.stdin.flush()
         assert user.stdout.readline() == "set\n"
-        assert device.used_bytes() == 42
+        assert device.used_bytes() == (42,)
         user.kill()
-    assert device.used_bytes() == 0
+    assert device.used_bytes() == (0,)
     assert FakeDevice(tmp_path / "absent").used_bytes() is None

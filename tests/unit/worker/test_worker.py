@@ -101,6 +101,34 @@ async def test_finish_turn_lets_requests_end_before_the_update(make_world: Any, 
     assert "abort" not in world.engine.calls
 
 
+async def test_finish_turn_has_a_deadline(make_world: Any, run: Any) -> None:
+    world = make_world(on_update=OnUpdate.FINISH_TURN, drain_seconds=30.0)
+    run(world.worker)
+    await world.until(WorkerPhase.READY)
+    world.engine.in_flight = 1  # and it never ends
+    world.publish(1)
+    await asyncio.sleep(29)
+    assert (world.engine.version, world.engine.in_flight) == ("0", 1)
+    await asyncio.sleep(3)
+    assert (world.engine.version, world.engine.in_flight, world.engine.served) == ("1", 0, 1)
+
+
+async def test_keep_kv_waits_for_requests_that_are_about_to_pin(make_world: Any, run: Any) -> None:
+    world = make_world(on_update=OnUpdate.KEEP_KV)
+    run(world.worker)
+    await world.until(WorkerPhase.READY)
+    engine = world.engine
+    engine.in_flight = engine.pinning = 1
+    engine.calls.clear()
+    world.publish(1)
+    await asyncio.sleep(2)
+    engine.pinning, engine.pinned_until = 0, world.now() + 4.0
+    await asyncio.sleep(3)
+    assert "pause keep" not in engine.calls
+    await asyncio.sleep(3)
+    assert (engine.version, engine.served) == ("1", 1)
+
+
 async def test_keep_kv_freezes_requests_over_the_update_and_keeps_the_cache(make_world: Any, run: Any) -> None:
     world = make_world(on_update=OnUpdate.KEEP_KV)
     run(world.worker)

@@ -11,6 +11,10 @@ The gate is closed at start. The agent reads and moves it at `/pearl/gate`; the 
 are inside and for how long KV may still be pinned for another worker, so that the agent never pauses an engine
 whose KV is being fetched (vLLM would block until the pin expires).
 
+The agent opens the gate for one weight version. A request may say which it accepts (`X-Pearl-Min-Weights`,
+`X-Pearl-Max-Weights`); outside of that it is refused like at a closed gate. So what a caller believes about this
+worker may be out of date, and no token is ever made by weights that it did not want.
+
 Environment: `PEARL_ENGINE_TOKEN_FILE` (one accepted token per line), `PEARL_ENGINE_ADMIN_TOKEN`,
 `PEARL_KV_LEASE_SECONDS`, `PEARL_GATE` = closed | open (default closed).
 """
@@ -20,7 +24,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 GATE_PATH = "/pearl/gate"
+_GATE_QUERY = re.compile(r"open=(true|false)(?:&version=(\d+))?")
+_MIN_HEADER, _MAX_HEADER = b"x-pearl-min-weights", b"x-pearl-max-weights"
 _OPEN = frozenset({"/health", "/metrics", "/metrics/", "/ping", "/version"})
 _INFERENCE = frozenset({"/tokenize", "/detokenize"})
 _INFERENCE_PREFIXES = ("/v1/", "/inference/")
@@ -59,7 +65,9 @@ class EngineGuard:
             raise ValueError("PEARL_ENGINE_ADMIN_TOKEN is empty: set it to a random secret")
         self._lease_seconds = float(environment.get("PEARL_KV_LEASE_SECONDS", "30"))
         self._gate_open = environment.get("PEARL_GATE", "closed") == "open"
+        self._version: int | None = None
         self._in_flight = 0
+        self._pinning = 0
         self._pinned_until = float("-inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: PLR0911 - a list of rules
@@ -81,6 +89,9 @@ class EngineGuard:
             return await _refuse(scope, send, 401, "engine token required")
         if not (admin or self._gate_open):
             return await _refuse(scope, send, 503, "this worker takes no work now; ask another")
+        if not admin and not self._accepted(scope):
+            message = f"this worker serves weights {self._version}, which the request does not accept; ask another"
+            return await _refuse(scope, send, 503, message, [(b"x-pearl-weights", str(self._version).encode())])
         return await self._serve(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,8 +103,9 @@ class EngineGuard:
             message = await receive()
             if message["type"] == "http.request":
                 body.extend(message.get("body", b""))
-                if not message.get("more_body", False):
+                if not message.get("more_body", False) and not pins_kv:
                     pins_kv = _PINS_KV.search(body) is not None
+                    self._pinning += pins_kv
                     body.clear()
             return message
 
@@ -107,18 +119,28 @@ class EngineGuard:
             await self._app(scope, watched_receive, watched_send)
         finally:
             self._in_flight -= 1
+            self._pinning -= pins_kv
             if succeeded and pins_kv:
                 self._pinned_until = self._clock() + self._lease_seconds
+
+    def _accepted(self, scope: Scope) -> bool:
+        if self._version is None:
+            return True
+        least, most = _number(scope, _MIN_HEADER), _number(scope, _MAX_HEADER)
+        return (least is None or least <= self._version) and (most is None or self._version <= most)
 
     async def _answer_gate(self, scope: Scope, send: Send) -> None:
         query = scope.get("query_string", b"").decode("latin-1")
         if scope.get("method") == "POST":
-            if query not in ("open=true", "open=false"):
-                return await _refuse(scope, send, 400, f"query must be open=true or open=false, got {query!r}")
-            self._gate_open = query == "open=true"
+            found = _GATE_QUERY.fullmatch(query)
+            if found is None:
+                return await _refuse(scope, send, 400, f"query must be open=true|false[&version=N], got {query!r}")
+            self._gate_open = found[1] == "true"
+            self._version = int(found[2]) if found[2] else None
         state = {
             "open": self._gate_open,
             "in_flight": self._in_flight,
+            "pinning": self._pinning,
             "pinned_seconds": max(0.0, self._pinned_until - self._clock()),
         }
         return await _answer(send, 200, state)
@@ -150,6 +172,11 @@ def _is_inference(path: str) -> bool:
     return plain and (path in _INFERENCE or path.startswith(_INFERENCE_PREFIXES))
 
 
+def _number(scope: Scope, header: bytes) -> int | None:
+    values = [value for name, value in scope["headers"] if name == header and value.isdigit()]
+    return int(values[0]) if values else None
+
+
 def _bearer(scope: Scope) -> bytes:
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     # Two headers could be read differently by two layers: that is no token at all.
@@ -158,17 +185,21 @@ def _bearer(scope: Scope) -> bytes:
     return bytes(values[0][7:]).strip()
 
 
-async def _refuse(scope: Scope, send: Send, status: int, message: str) -> None:
+async def _refuse(
+    scope: Scope, send: Send, status: int, message: str, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": message})
         return
     kind = {400: "BadRequestError", 401: "Unauthorized", 503: "ServiceUnavailable"}[status]
-    await _answer(send, status, {"error": {"message": message, "type": kind, "code": status}})
+    await _answer(send, status, {"error": {"message": message, "type": kind, "code": status}}, headers)
 
 
-async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
+async def _answer(
+    send: Send, status: int, body: dict[str, Any], more_headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
     content = json.dumps(body).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode()), *more_headers]
     if status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
