@@ -57,6 +57,7 @@ class AsyncPearlClient:
         rollout: str,
         gpus: Sequence[str] | None = None,
         group: str | None = None,
+        members: int | None = None,
         rollout_namespace: str | None = None,
         offload: Hook | None = None,
         onload: Hook | None = None,
@@ -65,15 +66,26 @@ class AsyncPearlClient:
         cap_seconds: float | None = None,
     ) -> AsyncLoan:
         """As `PearlClient.register`."""
-        core = self._session.loan(Enrolment(rollout, gpus, rollout_namespace, group))
-        settings = self._session.settings
-        ranked = RankedLoan(
-            core,
-            Hooks(offload, onload, barrier),
-            rank=settings.local_rank,
-            ranks=settings.local_world_size,
-            present=settings.operator_url is not None,
-        )
+        enrolment = Enrolment(rollout, gpus, rollout_namespace, group, members)
+        ranked = self._session.join(enrolment, Hooks(offload, onload, barrier))
+        await self._driver.run(ranked.begin(lend=lend, cap_seconds=cap_seconds))
+        return AsyncLoan(self, ranked, self._driver)
+
+    async def register_group(  # noqa: PLR0913 - as `register`
+        self,
+        *,
+        rollout: str,
+        group: str,
+        members: int,
+        rollout_namespace: str | None = None,
+        offload: Hook | None = None,
+        onload: Hook | None = None,
+        lend: bool = True,
+        cap_seconds: float | None = None,
+    ) -> AsyncLoan:
+        """As `PearlClient.register_group`."""
+        enrolment = Enrolment(rollout, None, rollout_namespace, group, members)
+        ranked = self._session.drive(enrolment, Hooks(offload, onload))
         await self._driver.run(ranked.begin(lend=lend, cap_seconds=cap_seconds))
         return AsyncLoan(self, ranked, self._driver)
 
@@ -117,7 +129,7 @@ class AsyncLoan(LoanFacts):
         super().__init__(ranked)
         self._client = client
         self._driver = driver
-        self._background: Background | None = driver.start(ranked.core.keep()) if ranked.leads else None
+        self._beside: list[Background] | None = [driver.start(flow) for flow in ranked.beside()]
 
     @asynccontextmanager
     async def training(self, *, within: float | None = None, cap_seconds: float | None = None) -> AsyncIterator[None]:
@@ -142,10 +154,11 @@ class AsyncLoan(LoanFacts):
 
     async def close(self) -> None:
         """Takes the GPUs back and ends the enrolment."""
-        if self._background is not None:
+        if self._beside is not None:
             await self._driver.run(self._ranked.end())
-            await self._background.stop()
-            self._background = None
+            for background in self._beside:
+                await background.stop()
+            self._beside = None
 
     async def __aenter__(self) -> Self:
         return self

@@ -68,6 +68,7 @@ class PearlClient:
         rollout: str,
         gpus: Sequence[str] | None = None,
         group: str | None = None,
+        members: int | None = None,
         rollout_namespace: str | None = None,
         offload: Hook | None = None,
         onload: Hook | None = None,
@@ -80,11 +81,13 @@ class PearlClient:
         Args:
             rollout: Name of the PearlRollout that may borrow.
             gpus: UUIDs; None = all of this pod.
-            group: Trainers of one job, lent and reclaimed together.
+            group: Name that the pods of one trainer share. They are lent and reclaimed together, by the driver.
+            members: How many pods; for scripts that run on every rank of every pod (torchrun), where rank 0 of all
+                drives. Elsewhere the driver calls `register_group`.
             rollout_namespace: Where the PearlRollout is; None = the operator's.
             offload: Empties this rank's GPU; called before every lend.
             onload: Fills it again; called after every reclaim.
-            barrier: Returns when every rank of the pod has called it; needed where there are several.
+            barrier: Returns when every process that uses the lent GPUs has called it; needed where there are several.
             lend: Offer the GPUs before the first update.
             cap_seconds: The trainer wants them back by then; None = unknown.
 
@@ -92,15 +95,40 @@ class PearlClient:
             ConfigurationError: an argument or variable must be changed.
             Rejected: the operator says what is wrong, for example that there is no such rollout.
         """
-        core = self._session.loan(Enrolment(rollout, gpus, rollout_namespace, group))
-        settings = self._session.settings
-        ranked = RankedLoan(
-            core,
-            Hooks(offload, onload, barrier),
-            rank=settings.local_rank,
-            ranks=settings.local_world_size,
-            present=settings.operator_url is not None,
-        )
+        enrolment = Enrolment(rollout, gpus, rollout_namespace, group, members)
+        ranked = self._session.join(enrolment, Hooks(offload, onload, barrier))
+        self._driver.run(ranked.begin(lend=lend, cap_seconds=cap_seconds))
+        return Loan(self, ranked, self._driver)
+
+    def register_group(  # noqa: PLR0913 - as `register`
+        self,
+        *,
+        rollout: str,
+        group: str,
+        members: int,
+        rollout_namespace: str | None = None,
+        offload: Hook | None = None,
+        onload: Hook | None = None,
+        lend: bool = True,
+        cap_seconds: float | None = None,
+    ) -> Loan:
+        """Takes the handle of all pods of a group: the driver, which need not be a GPU pod, lends and reclaims them.
+
+        Args:
+            rollout: Name of the PearlRollout that may borrow.
+            group: What the GPU pods pass to `register(group=…, lend=False)`.
+            members: How many pods they are; nothing is lent before all have registered.
+            rollout_namespace: Where the PearlRollout is; None = the operator's.
+            offload: Empties the GPUs of all pods, for example by a call to each Ray actor.
+            onload: Fills them again.
+            lend: Offer the GPUs before the first update.
+            cap_seconds: The trainer wants them back by then; None = unknown.
+
+        Raises:
+            ConfigurationError, Rejected: as `register`.
+        """
+        enrolment = Enrolment(rollout, None, rollout_namespace, group, members)
+        ranked = self._session.drive(enrolment, Hooks(offload, onload))
         self._driver.run(ranked.begin(lend=lend, cap_seconds=cap_seconds))
         return Loan(self, ranked, self._driver)
 
@@ -142,7 +170,7 @@ class Loan(LoanFacts):
         super().__init__(ranked)
         self._client = client
         self._driver = driver
-        self._background: Background | None = driver.start(ranked.core.keep()) if ranked.leads else None
+        self._beside: list[Background] | None = [driver.start(flow) for flow in ranked.beside()]
 
     @contextmanager
     def training(self, *, within: float | None = None, cap_seconds: float | None = None) -> Iterator[None]:
@@ -177,10 +205,11 @@ class Loan(LoanFacts):
 
     def close(self) -> None:
         """Takes the GPUs back and ends the enrolment."""
-        if self._background is not None:
+        if self._beside is not None:
             self._driver.run(self._ranked.end())
-            self._background.stop()
-            self._background = None
+            for background in self._beside:
+                background.stop()
+            self._beside = None
 
     def __enter__(self) -> Self:
         return self

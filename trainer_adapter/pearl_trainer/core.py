@@ -1,4 +1,4 @@
-"""The loan of one trainer pod, as flows: enrol, offer, renew, leave (`reclaim` takes back).
+"""The loan of one trainer pod, or of all pods of a group, as flows: enrol, offer, renew, leave (`reclaim` takes back).
 
 PEARL being absent or broken never stops training: an offer that fails is an answer with a reason, and a reclaim
 needs the agents alone. Agent addresses and the loan token are kept from enrolment and refreshed by every answer.
@@ -16,6 +16,7 @@ from pearl_trainer.errors import ConfigurationError, PearlError, ProtocolError, 
 from pearl_trainer.lease import Lease
 from pearl_trainer.messages import (
     AgentEndpoint,
+    GroupRequest,
     LendAnswer,
     LendRequest,
     ReclaimingNotice,
@@ -24,6 +25,7 @@ from pearl_trainer.messages import (
 )
 from pearl_trainer.reclaim import Free, Reclaim
 from pearl_trainer.sansio import Flow, Reply, Request, Send, Sleep, Spawn, Together, call, send
+from pearl_trainer.usage import IDLE, LENT, TRAINING, Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +55,12 @@ class Identity:
 
     operator_url: str | None
     token: Callable[[], str]
-    request: RegisterRequest
+    request: RegisterRequest | GroupRequest
+
+    @property
+    def members(self) -> int | None:
+        """Pods that must have registered before anything is lent; None where the loan is of this pod alone."""
+        return self.request.members if isinstance(self.request, GroupRequest) else None
 
 
 class LoanCore:
@@ -79,6 +86,7 @@ class LoanCore:
         self._cap_seconds: float | None = None
         self._next_offer = 0.0
         self._last_warning = ""
+        self.meter = Meter(clock)
 
     @property
     def registration(self) -> RegisterAnswer | None:
@@ -139,6 +147,7 @@ class LoanCore:
             raise ConfigurationError(f"cap_seconds is {cap_seconds}: pass seconds above 0, or None for no limit")
         self._cap_seconds = cap_seconds
         self._probe.remember()
+        self.meter.mark(IDLE)
         self._lease.want()
         return (yield from self._offer())
 
@@ -149,7 +158,7 @@ class LoanCore:
         if self._api is None or ticket is None:
             self._next_offer = self._clock() + OFFER_SECONDS
             return LendResult(granted=False, reason="NotEnrolled", message=self._last_warning)
-        message = LendRequest(self._new_id(), self._cap_seconds, after_epoch=self._lease.epoch)
+        message = LendRequest(self._new_id(), self._cap_seconds, self._lease.epoch, self._identity.members)
         try:
             return (yield from self._ask(self._api.lend(message), ticket))
         finally:
@@ -172,11 +181,18 @@ class LoanCore:
 
     def _said(self, result: LendResult) -> LendResult:
         if result.granted:
+            self.meter.mark(LENT, unless=TRAINING)
             log.info("lent (epoch %d): %s %s", result.epoch, result.reason, result.message)
             self._last_warning = ""
         else:
             self._warn(f"not lent: {result.reason}. {result.message}")
         return result
+
+    def stay_enrolled(self) -> Flow[None]:
+        """Runs beside training in a pod whose group's driver lends: enrols as soon as PEARL can be reached."""
+        while self._identity.operator_url is not None and not self._enrolled:
+            yield Sleep(OFFER_SECONDS)
+            yield from self._enrol_again()
 
     def keep(self) -> Flow[None]:
         """Runs beside training for the life of the loan: renews while lent, offers while refused."""
@@ -203,10 +219,11 @@ class LoanCore:
         if answered and outcome.status == HTTPStatus.OK:
             over = isinstance(outcome.body, dict) and outcome.body.get("granted") is False
         if over and self._lease.ended(agent.uid):
+            self.meter.mark(IDLE, unless=TRAINING)
             self._warn("the loan has ended at every agent; the GPUs are offered again")
 
     def reclaim(self, within_seconds: float | None = None, *, last: bool = False) -> Flow[Free]:
-        """Takes the GPUs back; `last`: the operator hears of it before this returns.
+        """Takes the GPUs back; `last`: for good, and the operator hears of it before this returns.
 
         Raises:
             NotReturned: at the hard deadline a GPU is not known to be free.
@@ -214,8 +231,14 @@ class LoanCore:
         """
         if within_seconds is not None and not within_seconds > 0:
             raise ConfigurationError(f"within is {within_seconds}: pass seconds above 0, or None for the default")
+        free = yield from self._take_back(within_seconds, last=last)
+        self.meter.mark(IDLE if last else TRAINING)
+        return free
+
+    def _take_back(self, within_seconds: float | None, *, last: bool) -> Flow[Free]:
         api, offered = self._api, self._lease.wanted
         held = self._lease.take_back()
+        self.meter.mark(IDLE)
         if api is None or held is None:
             if api is not None and offered:
                 yield Spawn(send(api.reclaiming(ReclaimingNotice(self._lease.epoch, 0.0))))

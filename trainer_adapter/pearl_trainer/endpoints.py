@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pearl_trainer.messages import (
+    AccessRequest,
     AgentEndpoint,
+    GroupRequest,
     HeartbeatRequest,
     LendRequest,
     ReclaimedNotice,
@@ -55,19 +57,27 @@ class LoanApi:
 
     def _request(self, method: str, tail: str, body: dict[str, object] | None, timeout: float) -> Request:
         loan = self.registration
-        url = f"{self.base}/v1/loans/{loan.namespace}/{loan.name}{tail}"
-        return Request(method, url, loan.token, body, timeout, min(CONNECT_SECONDS, timeout))
+        path = loan.path or f"/v1/loans/{loan.namespace}/{loan.name}"
+        return Request(method, f"{self.base}{path}{tail}", loan.token, body, timeout, min(CONNECT_SECONDS, timeout))
 
 
-def register(base: str, token: str, message: RegisterRequest) -> Request:
-    """Enrols this pod; the token is the projected one."""
-    return Request("POST", f"{base}/v1/loans/register", token, message.to_wire(), REGISTER_SECONDS)
+def register(base: str, token: str, message: RegisterRequest | GroupRequest) -> Request:
+    """Enrols this pod, or takes the handle of a group; the token is the projected one."""
+    kind = "groups" if isinstance(message, GroupRequest) else "loans"
+    return Request("POST", f"{base}/v1/{kind}/register", token, message.to_wire(), REGISTER_SECONDS)
+
+
+def access(base: str, token: str, message: AccessRequest) -> Request:
+    """Asks how borrowers would reach this pod's GPUs; enrols nothing."""
+    return Request("POST", f"{base}/v1/loans/access", token, message.to_wire(), REGISTER_SECONDS)
 
 
 def heartbeat(agent: AgentEndpoint, token: str, epoch: int) -> Request:
-    """Renews the loan at one agent."""
+    """Renews the loan at one agent; `token` is for agents that have none of their own."""
     body = HeartbeatRequest(epoch).to_wire()
-    return Request("POST", f"{agent.url}/v1/loan/heartbeat", token, body, HEARTBEAT_SECONDS, CONNECT_SECONDS)
+    return Request(
+        "POST", f"{agent.url}/v1/loan/heartbeat", agent.token or token, body, HEARTBEAT_SECONDS, CONNECT_SECONDS
+    )
 
 
 def reclaim(agent: AgentEndpoint, token: str, epoch: int, remaining_seconds: float) -> Request:
@@ -75,4 +85,4 @@ def reclaim(agent: AgentEndpoint, token: str, epoch: int, remaining_seconds: flo
     within = max(remaining_seconds - ANSWER_MARGIN_SECONDS, remaining_seconds / 2)
     body = ReclaimRequest(epoch, within).to_wire()
     connect = min(CONNECT_SECONDS, remaining_seconds)
-    return Request("POST", f"{agent.url}/v1/loan/reclaim", token, body, remaining_seconds, connect)
+    return Request("POST", f"{agent.url}/v1/loan/reclaim", agent.token or token, body, remaining_seconds, connect)

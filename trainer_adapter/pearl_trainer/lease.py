@@ -19,10 +19,16 @@ KILL_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Held:
-    """What a reclaim has to fence: `epoch` and all below it, at these agents."""
+    """What a reclaim has to fence: `epoch` and all below it, at these agents.
+
+    `unheard`: an offer was not answered, so that it may have been granted at agents that are not among these;
+    `complete`: no, all that there can be are.
+    """
 
     epoch: int
     agents: tuple[AgentEndpoint, ...]
+    unheard: bool = False
+    complete: bool = True
 
 
 class Lease:
@@ -36,6 +42,7 @@ class Lease:
         self._live: frozenset[str] = frozenset()
         self._renewed: dict[str, float] = {}
         self._wanted = False
+        self._slots = 0
 
     @property
     def agents(self) -> tuple[AgentEndpoint, ...]:
@@ -70,6 +77,8 @@ class Lease:
         with self._lock:
             self._known = max(self._known, answer.epoch)
             self._agents = answer.agents
+            # How many borrowers a group has is known only once all of its pods have registered: with a grant.
+            self._slots = answer.slots if answer.path is None or "/groups/" not in answer.path else 0
             self._length_seconds = max(answer.ttl_seconds + KILL_SECONDS, answer.reclaim_seconds)
 
     def want(self) -> None:
@@ -103,6 +112,8 @@ class Lease:
             if ticket != self._ticket or not self._wanted:
                 return False
             self._unanswered = 0
+            if answer.granted:
+                self._slots = len(self._agents)
             self._live = frozenset(agent.uid for agent in self._agents) if answer.granted else frozenset()
             self._renewed = {agent.uid: now for agent in self._agents}
             return True
@@ -130,7 +141,10 @@ class Lease:
             self._wanted, self._live = False, frozenset()
             self._ticket += 1
             epoch = self._known + self._unanswered
-            return Held(epoch, self._agents) if epoch > self._fenced else None
+            if epoch <= self._fenced:
+                return None
+            complete = len(self._agents) >= self._slots > 0
+            return Held(epoch, self._agents, unheard=self._unanswered > 0, complete=complete)
 
     def all_free(self, epoch: int) -> None:
         """Every agent has fenced `epoch` and given its GPU back."""

@@ -1,7 +1,7 @@
-"""The order of a training step over all ranks of a pod: reclaim → onload … offload → lend.
+"""The order of a training step over all processes of a trainer: reclaim → onload … offload → lend.
 
-Only local rank 0 talks to PEARL. The others wait for it at the barrier, so that no rank touches its GPU before
-rank 0 has all of them back, and none is lent before every rank is offloaded.
+One of them talks to PEARL: local rank 0 of the pod, or of several pods the driver of their group. The others wait for
+it at the barrier, so that none touches its GPU before all are back, and none is lent before every one is offloaded.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pearl_trainer.errors import ConfigurationError, NotReturned
 from pearl_trainer.sansio import Flow, Invoke
+from pearl_trainer.usage import IDLE, Usage
 
 if TYPE_CHECKING:
     from pearl_trainer.core import LendResult, LoanCore
@@ -36,32 +37,57 @@ class Hooks:
     barrier: Hook | None = None
 
 
-class RankedLoan:
-    """One loan as one rank of the pod sees it.
+@dataclass(frozen=True)
+class Part:
+    """What this process does for the loan.
 
-    Raises:
-        ConfigurationError: the pod has several ranks and no barrier was given.
+    `core` is the loan of the pod or of its whole group; only the process with `leads` talks for it. `member` enrols
+    this pod in a group. `processes` share the GPUs; where there are several, a barrier is needed.
     """
 
-    def __init__(self, core: LoanCore, hooks: Hooks, *, rank: int, ranks: int, present: bool) -> None:
+    core: LoanCore
+    leads: bool
+    processes: int
+    member: LoanCore | None = None
+    why_not: str = "this process has a rank above 0: call it on rank 0 only"
+
+
+class RankedLoan:
+    """One loan as one process of the trainer sees it.
+
+    Raises:
+        ConfigurationError: several processes share the GPUs and no barrier was given.
+    """
+
+    def __init__(self, part: Part, hooks: Hooks, *, present: bool) -> None:
         """`present`: PEARL is configured; without it models stay where they are."""
-        if (rank > 0 or ranks > 1) and hooks.barrier is None:
+        if part.processes > 1 and hooks.barrier is None:
             raise ConfigurationError(
-                f"this is local rank {rank} of {ranks}: pass barrier=torch.distributed.barrier (or the like) to "
-                "register(), so that all ranks of the pod stop using their GPUs before they are lent"
+                f"this is one of {part.processes} processes that use the lent GPUs: pass "
+                "barrier=torch.distributed.barrier (or the like) to register(), so that all of them stop using their "
+                "GPUs before any is lent"
             )
-        self.core = core
-        self.leads = rank == 0
+        self.core = part.core
+        self.leads = part.leads
+        self._part = part
         self._hooks = hooks
         self._present = present
         self._offloaded = False
 
     def begin(self, *, lend: bool, cap_seconds: float | None) -> Flow[None]:
         """Enrols and, with `lend`, offers the GPUs before the first update."""
+        if self._part.member is not None:
+            yield from self._part.member.enrol()
         if self.leads:
             yield from self.core.enrol()
         if lend:
             yield from self.after_training(cap_seconds)
+
+    def beside(self) -> tuple[Flow[None], ...]:
+        """What goes on beside training for the life of the loan."""
+        member = self._part.member
+        flows = [self.core.keep()] if self.leads else []
+        return (*flows, *([member.stay_enrolled()] if member is not None else []))
 
     def before_training(self, within_seconds: float | None) -> Flow[None]:
         """Returns when the GPUs of the pod are back and this rank's model is on its GPU."""
@@ -74,6 +100,7 @@ class RankedLoan:
 
     def after_training(self, cap_seconds: float | None) -> Flow[None]:
         """Empties this rank's GPU and, once every rank has, offers them all."""
+        self.core.meter.mark(IDLE)
         if not self._present:
             return
         if self._hooks.offload is not None:
@@ -95,13 +122,14 @@ class RankedLoan:
 
     def end(self) -> Flow[None]:
         """Takes the GPUs back and ends the enrolment; never raises for PEARL's sake."""
-        if not self.leads:
-            return
-        try:
-            yield from self.core.reclaim(last=True)
-        except NotReturned as error:
-            log.error("%s", error)  # noqa: TRY400 - the trainer ends; a traceback would tell nothing more
-        yield from self.core.leave()
+        if self.leads:
+            try:
+                yield from self.core.reclaim(last=True)
+            except NotReturned as error:
+                log.error("%s", error)  # noqa: TRY400 - the trainer ends; a traceback would tell nothing more
+            yield from self.core.leave()
+        if self._part.member is not None:
+            yield from self._part.member.leave()
 
     def _meet(self) -> Flow[None]:
         if self._hooks.barrier is not None:
@@ -109,10 +137,7 @@ class RankedLoan:
 
     def _need_lead(self, name: str) -> None:
         if not self.leads:
-            raise ConfigurationError(
-                f"{name}() was called on a local rank above 0: call it on rank 0 only, or use `with loan.training():` "
-                "on every rank"
-            )
+            raise ConfigurationError(f"{name}(): {self._part.why_not}, or use `with loan.training():` on every rank")
 
 
 class LoanFacts:
@@ -135,3 +160,8 @@ class LoanFacts:
     def registration(self) -> RegisterAnswer | None:
         """What enrolling answered; None while PEARL was never reached."""
         return self._ranked.core.registration
+
+    @property
+    def usage(self) -> Usage:
+        """What the GPUs did with their time since `register()`."""
+        return self._ranked.core.meter.read()

@@ -33,6 +33,7 @@ log = logging.getLogger("pearl_trainer")
 
 RETRY_SECONDS = 0.1
 """Between two tries to reach an agent."""
+UNHEARD = AgentEndpoint("(borrowers that nobody has told of)", "")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Free:
 class _Taken:
     """Outcome at one agent; `why` says why not free."""
 
+    agent: AgentEndpoint
     free: bool
     epoch: int
     via: str = "agents"
@@ -78,10 +80,14 @@ class Reclaim:
         """
         started, held = self.clock(), self.held
         yield Spawn(send(self.api.reclaiming(ReclaimingNotice(held.epoch, within))))
-        taken: list[_Taken] = yield Together(tuple(self._take(agent, started, within) for agent in held.agents))
+        flows = [self._take(agent, started, within) for agent in held.agents]
+        if held.unheard:
+            flows.append(self._take_unheard(started, within))
+        taken: list[_Taken] = yield Together(tuple(flows))
         total = self.clock() - started
         free, killed = all(item.free for item in taken), any(item.killed for item in taken)
-        telling = send(self.api.reclaimed(ReclaimedNotice(held.epoch, free, total, killed)))
+        kept = tuple(item.agent.pod for item in taken if not item.free)
+        telling = send(self.api.reclaimed(ReclaimedNotice(held.epoch, free, total, killed, kept)))
         yield Together((telling,)) if last else Spawn(telling)
         if not free:
             raise self._not_returned(taken, total)
@@ -97,30 +103,53 @@ class Reclaim:
                 outcome = yield Send(endpoints.reclaim(agent, self.api.registration.token, epoch, remaining))
                 answer, why = _read(outcome)
                 if answer is not None and answer.free:
-                    return _Taken(free=True, epoch=epoch, killed=answer.killed)
+                    return _Taken(agent, free=True, epoch=epoch, killed=answer.killed)
                 # The pod's owner takes back whatever is in force, so a higher epoch than expected is fenced too.
                 epoch += isinstance(outcome, Reply) and outcome.status == HTTPStatus.CONFLICT
             tries += 1
             if (agent.url is None or tries > 1) and (yield from self._gone(agent)):
-                return _Taken(free=True, epoch=epoch, via="podGone")
+                return _Taken(agent, free=True, epoch=epoch, via="podGone")
             if self.clock() >= self.lease.over_at(agent.uid, started) and self.probe.free():
-                return _Taken(free=True, epoch=epoch, via="lease")
+                return _Taken(agent, free=True, epoch=epoch, via="lease")
             yield Sleep(RETRY_SECONDS)
-        return _Taken(free=False, epoch=epoch, why=why)
+        return _Taken(agent, free=False, epoch=epoch, why=why)
+
+    def _take_unheard(self, started: float, within: float) -> Flow[_Taken]:
+        """An offer was not answered: take back from borrowers that only the operator knows of."""
+        agent, epoch = UNHEARD, self.held.epoch
+        known = {one.uid for one in self.held.agents}
+        while self.clock() < started + within:
+            view = yield from self._view()
+            if view is not None:
+                new = [one for one in view.agents if one.uid not in known]
+                taken: list[_Taken] = yield Together(tuple(self._take(one, started, within) for one in new))
+                left = next((item for item in taken if not item.free), None)
+                return left or _Taken(agent, free=True, epoch=max([epoch, *(item.epoch for item in taken)]))
+            if self.held.complete:
+                return _Taken(agent, free=True, epoch=epoch)
+            if self.clock() >= self.lease.over_at(agent.uid, started) and self.probe.free():
+                return _Taken(agent, free=True, epoch=epoch, via="lease")
+            yield Sleep(RETRY_SECONDS)
+        why = "an offer was not answered, and the operator does not say which borrowers exist"
+        return _Taken(agent, free=False, epoch=epoch, why=why)
 
     def _gone(self, agent: AgentEndpoint) -> Flow[bool]:
         """Whether the operator knows that this very pod no longer exists, hence holds no GPU."""
+        view = yield from self._view()
+        return view is not None and agent.uid not in {other.uid for other in view.agents}
+
+    def _view(self) -> Flow[LoanView | None]:
+        """What the operator has recorded; None where it does not answer."""
         outcome = yield Send(self.api.view())
         if not isinstance(outcome, Reply) or outcome.status != HTTPStatus.OK:
-            return False
+            return None
         try:
-            view = LoanView.from_wire(outcome.body)
+            return LoanView.from_wire(outcome.body)
         except ProtocolError:
-            return False
-        return agent.uid not in {other.uid for other in view.agents}
+            return None
 
     def _not_returned(self, taken: list[_Taken], total: float) -> NotReturned:
-        left = [(agent, item.why) for agent, item in zip(self.held.agents, taken) if not item.free]
+        left = [(item.agent, item.why) for item in taken if not item.free]
         now = self.clock()
         over = now - max(self.lease.over_at(agent.uid, now) for agent, _ in left)
         listed = "; ".join(f"{agent.pod}: {why}" for agent, why in left)

@@ -11,12 +11,14 @@ from pearl_trainer.core import Identity, LoanCore
 from pearl_trainer.errors import ConfigurationError
 from pearl_trainer.gateway import GatewayApi, no_gateway
 from pearl_trainer.gpus import MemoryProbe, check_uuids, gpu_uuids
-from pearl_trainer.messages import RegisterAnswer, RegisterRequest
+from pearl_trainer.messages import GroupRequest, RegisterAnswer, RegisterRequest
+from pearl_trainer.ranks import Part, RankedLoan
 from pearl_trainer.weights import Files, Published, publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pearl_trainer.ranks import Hooks
     from pearl_trainer.settings import Settings
 
 log = logging.getLogger("pearl_trainer")
@@ -30,6 +32,7 @@ class Enrolment:
     gpus: Sequence[str] | None = None
     rollout_namespace: str | None = None
     group: str | None = None
+    members: int | None = None
 
 
 class Session:
@@ -52,19 +55,50 @@ class Session:
         self._probe = probe
         self._loans: list[LoanCore] = []
 
-    def loan(self, enrolment: Enrolment) -> LoanCore:
-        """The core of a new loan, not yet enrolled.
+    def join(self, enrolment: Enrolment, hooks: Hooks) -> RankedLoan:
+        """The loan of this pod, or this pod's part in a group; not yet enrolled.
 
         Raises:
             ConfigurationError: an argument must be changed.
         """
-        if not enrolment.rollout:
-            raise ConfigurationError("rollout is empty: pass the name of the PearlRollout that shall borrow")
+        settings, group, members = self.settings, enrolment.group, enrolment.members
+        if members is not None and (group is None or settings.rank is None):
+            raise ConfigurationError(
+                "members is for a group of pods that all run this script under torchrun (RANK is set): pass group= "
+                "too, or call register_group() in the driver instead"
+            )
         gpus = enrolment.gpus
-        found = gpu_uuids(self.settings.visible_devices) if gpus is None else check_uuids(gpus)
-        request = RegisterRequest(enrolment.rollout, found, enrolment.rollout_namespace, enrolment.group)
+        found = gpu_uuids(settings.visible_devices) if gpus is None else check_uuids(gpus)
+        pod = self._core(RegisterRequest(enrolment.rollout, found, enrolment.rollout_namespace, group))
+        local = max(settings.local_world_size, settings.local_rank + 1)
+        first = settings.local_rank == 0
+        if group is None:
+            part = Part(pod, leads=first, processes=local)
+        elif members is None:
+            why_not = f"this pod is one of group {group}, whose driver lends and reclaims"
+            part = Part(pod, leads=False, processes=local, member=pod if first else None, why_not=why_not)
+        else:
+            whole = self._core(_group_request(enrolment))
+            processes = max(settings.world_size, members)
+            part = Part(whole, leads=settings.rank == 0, processes=processes, member=pod if first else None)
+        return RankedLoan(part, hooks, present=settings.operator_url is not None)
+
+    def drive(self, enrolment: Enrolment, hooks: Hooks) -> RankedLoan:
+        """The loan of all pods of a group, held by its driver; not yet enrolled.
+
+        Raises:
+            ConfigurationError: an argument must be changed.
+        """
+        part = Part(self._core(_group_request(enrolment)), leads=True, processes=1)
+        return RankedLoan(part, hooks, present=self.settings.operator_url is not None)
+
+    def _core(self, request: RegisterRequest | GroupRequest) -> LoanCore:
+        if not request.rollout:
+            raise ConfigurationError("rollout is empty: pass the name of the PearlRollout that shall borrow")
         identity = Identity(self.settings.operator_url, self._token, request)
-        core = LoanCore(identity, clock=self._clock, new_id=self._new_id, probe=self._probe)
+        # A driver's own reading says nothing about the GPUs of the other pods.
+        probe = MemoryProbe(lambda: None) if isinstance(request, GroupRequest) else self._probe
+        core = LoanCore(identity, clock=self._clock, new_id=self._new_id, probe=probe)
         self._loans.append(core)
         return core
 
@@ -86,7 +120,7 @@ class Session:
         return None
 
     def _registration(self) -> RegisterAnswer | None:
-        return next((core.registration for core in reversed(self._loans) if core.registration), None)
+        return next((core.registration for core in reversed(self._loans) if core.registration is not None), None)
 
     def _token(self) -> str:
         return settings_module.read_token(self.settings.token_file, "PEARL_TOKEN_FILE")
@@ -99,3 +133,12 @@ class Session:
         if settings.gateway_token_file is not None:
             return url, settings_module.read_token(settings.gateway_token_file, "PEARL_GATEWAY_TOKEN_FILE")
         return url, registration.gateway_token if registration else None
+
+
+def _group_request(enrolment: Enrolment) -> GroupRequest:
+    if not enrolment.group or enrolment.members is None or enrolment.members < 1:
+        raise ConfigurationError(
+            f"group is {enrolment.group!r} and members {enrolment.members!r}: pass the name that the GPU pods register "
+            "with, and how many pods they are"
+        )
+    return GroupRequest(enrolment.rollout, enrolment.group, enrolment.members, enrolment.rollout_namespace)

@@ -9,6 +9,7 @@
 | `PEARL_WEIGHTS_SOURCE` | where weights are published; default: what registering answers |
 | `NVIDIA_VISIBLE_DEVICES` | UUIDs of the pod's GPUs, set by the device plugin |
 | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | rank within the pod, set by torchrun and others; only rank 0 talks to PEARL |
+| `RANK`, `WORLD_SIZE` | rank over all pods; rank 0 drives a group |
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Settings:
     visible_devices: str | None = None
     local_rank: int = 0
     local_world_size: int = 1
+    rank: int | None = None
+    world_size: int = 1
 
 
 def from_env(environment: Mapping[str, str] | None = None) -> Settings:
@@ -54,8 +57,10 @@ def from_env(environment: Mapping[str, str] | None = None) -> Settings:
         gateway_token_file=_text(env, "PEARL_GATEWAY_TOKEN_FILE"),
         weights_source=_text(env, "PEARL_WEIGHTS_SOURCE"),
         visible_devices=_text(env, "NVIDIA_VISIBLE_DEVICES"),
-        local_rank=_count(env, "LOCAL_RANK", 0),
-        local_world_size=_count(env, "LOCAL_WORLD_SIZE", 1),
+        local_rank=_count(env, "LOCAL_RANK") or 0,
+        local_world_size=_count(env, "LOCAL_WORLD_SIZE") or 1,
+        rank=_count(env, "RANK"),
+        world_size=_count(env, "WORLD_SIZE") or 1,
     )
 
 
@@ -88,8 +93,8 @@ def _url(env: Mapping[str, str], name: str) -> str | None:
     return value.rstrip("/") if value else None
 
 
-def _count(env: Mapping[str, str], name: str, default: int) -> int:
-    text = env.get(name, "").strip() or str(default)
-    if not text.isdigit():
+def _count(env: Mapping[str, str], name: str) -> int | None:
+    text = _text(env, name)
+    if text is not None and not text.isdigit():
         raise ConfigurationError(f"{name} is {text!r}: it must be a whole number, as torchrun sets it")
-    return int(text)
+    return None if text is None else int(text)

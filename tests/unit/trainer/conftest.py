@@ -173,6 +173,66 @@ class Pearl(httpx2.AsyncBaseTransport):
         }
 
 
+@dataclass
+class Group(httpx2.AsyncBaseTransport):
+    """The operator with a group of pods, one borrower each; an agent takes no token but its own."""
+
+    agents: list[Agent] = field(default_factory=list)
+    registered: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    notices: list[dict[str, Any]] = field(default_factory=list)
+    epoch: int = 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        await asyncio.sleep(0.001)
+        body = json.loads(request.content) if request.content else None
+        status, answer = await self._answer(request, body)
+        return httpx2.Response(status, json=answer, request=request)
+
+    async def _answer(self, request: httpx2.Request, body: Any) -> tuple[int, Any]:
+        path = request.url.path
+        for agent in self.agents:
+            if request.url.host == agent.host:
+                assert request.headers["Authorization"] == f"Bearer token-of-{agent.number}"
+                return await agent.handle(path, body)
+        if path == "/v1/loans/register":
+            self.enrol(body["gpus"][0])
+            return 200, self._registration(f"pod-{len(self.registered)}", "pod-token", None)
+        if path == "/v1/groups/register":
+            assert body == {"rollout": "swe", "group": "job-7", "members": 2, "audience": "pearl"}
+            return 200, self._registration("job-7", "group-token", "/v1/groups/ml/job-7")
+        if request.method == "DELETE":
+            self.left.append(path)
+        if path == "/v1/groups/ml/job-7/lend":
+            assert request.headers["Authorization"] == "Bearer group-token"
+            return 200, self._lend(body)
+        if path.endswith("/reclaimed"):
+            self.notices.append(body)
+        return 200, {"namespace": "ml", "name": "job-7", "epoch": self.epoch, "phase": "Serving", **self._agents()}
+
+    def enrol(self, gpu: str) -> Agent:
+        self.registered.append(gpu)
+        self.agents.append(Agent(len(self.agents)))
+        return self.agents[-1]
+
+    def _registration(self, name: str, token: str, path: str | None) -> dict[str, Any]:
+        known = {"gatewayUrl": "http://gw", "gatewayToken": "y", "weightsSource": None, "slots": len(self.agents)}
+        times = {"reclaimSeconds": 10.0, "heartbeatSeconds": 1.0, "ttlSeconds": 8.0}
+        return {"namespace": "ml", "name": name, "token": token, "path": path, **known, **times, **self._agents()}
+
+    def _lend(self, body: dict[str, Any]) -> dict[str, Any]:
+        granted = len(self.registered) == body["members"] == 2
+        if granted:
+            self.epoch = max(self.epoch, body["afterEpoch"]) + 1
+            for agent in self.agents:
+                agent.fence = agent.now_fence().grant(self.epoch, 8.0, now())
+        reason = "Applied" if granted else "MembersMissing"
+        return {"epoch": self.epoch, "granted": granted, "reason": reason, **self._agents()}
+
+    def _agents(self) -> dict[str, Any]:
+        return {"agents": [{**agent.endpoint(), "token": f"token-of-{agent.number}"} for agent in self.agents]}
+
+
 def now() -> float:
     return asyncio.get_running_loop().time()
 
@@ -187,6 +247,11 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def pearl() -> Pearl:
     return Pearl([Agent(0), Agent(1)])
+
+
+@pytest.fixture
+def group() -> Group:
+    return Group()
 
 
 class Device:

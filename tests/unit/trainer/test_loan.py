@@ -23,7 +23,7 @@ def now() -> float:
 
 
 async def test_registering_lends_at_once_and_heartbeats_keep_the_lease(client: AsyncPearlClient, pearl: Pearl) -> None:
-    async with await client.register(rollout="swe", group="job-7") as loan:
+    async with await client.register(rollout="swe", rollout_namespace="pearl") as loan:
         assert loan.lent
         assert loan.epoch == 1
         await asyncio.sleep(300)
@@ -33,7 +33,12 @@ async def test_registering_lends_at_once_and_heartbeats_keep_the_lease(client: A
             assert 290 <= len(agent.heartbeats) <= 301
     authorization, body = pearl.registered[0]
     assert authorization == "Bearer projected-token"
-    assert body == {"rollout": "swe", "gpus": ["GPU-a", "GPU-b"], "group": "job-7", "audience": "pearl"}
+    assert body == {
+        "rollout": "swe",
+        "gpus": ["GPU-a", "GPU-b"],
+        "rolloutNamespace": "pearl",
+        "audience": "pearl",
+    }
     assert [name for name, _ in pearl.notices] == ["/reclaiming", "/reclaimed", "deregister"]
     assert not any(agent.now_fence().granted for agent in pearl.agents)
 
@@ -54,6 +59,21 @@ async def test_training_reclaims_before_onload_and_lends_after_offload(client: A
         assert loan.epoch == 2
     assert order == ["offload mine", "onload mine", "train mine", "offload mine"]
     assert pearl.lends[1]["capSeconds"] == 90
+
+
+async def test_usage_tells_training_lent_and_idle_time_apart(client: AsyncPearlClient, pearl: Pearl) -> None:
+    pearl.grants = False
+    async with await client.register(rollout="swe") as loan:
+        await asyncio.sleep(9.5)  # refused: idle
+        pearl.grants = True
+        await asyncio.sleep(60.5)  # granted at the next offer, after at most 2 s
+        async with loan.training():
+            await asyncio.sleep(30)
+        usage = loan.usage
+    assert usage.training_seconds == pytest.approx(30, abs=0.1)
+    assert usage.idle_seconds == pytest.approx(10.5, abs=1.5)
+    assert usage.lent_seconds == pytest.approx(59.5, abs=1.5)
+    assert usage.idle_fraction == pytest.approx(0.105, abs=0.02)
 
 
 async def test_an_error_while_training_lends_nothing(client: AsyncPearlClient, pearl: Pearl) -> None:
@@ -95,6 +115,23 @@ async def test_an_offer_whose_answer_was_lost_is_fenced_and_the_next_is_above_it
     assert not any(agent.fence.granted for agent in pearl.agents)
     pearl.lose_lend_answers = False
     assert (await loan.lend()).epoch == 2
+    await loan.close()
+
+
+async def test_an_unanswered_offer_may_have_been_granted_at_borrowers_that_the_trainer_never_heard_of(
+    client: AsyncPearlClient, pearl: Pearl
+) -> None:
+    agents, pearl.agents = pearl.agents, []  # the borrower pods are not there yet
+    loan = await client.register(rollout="swe", lend=False)
+    pearl.agents, pearl.lose_lend_answers = agents, True
+    assert not (await loan.lend()).granted
+    assert all(agent.fence.granted for agent in agents)
+    pearl.operator_up = False
+    with pytest.raises(NotReturned, match="an offer was not answered"):
+        await loan.reclaim(within=3)
+    pearl.operator_up = True
+    assert (await loan.reclaim()).via == "agents"
+    assert not any(agent.fence.granted for agent in agents)
     await loan.close()
 
 
@@ -283,7 +320,7 @@ async def test_ranks_meet_before_lending_and_after_reclaiming(pearl: Pearl, sett
                 await asyncio.sleep(1)
             await barrier.wait()
             if number == 1:
-                with pytest.raises(ConfigurationError, match="call it on rank 0"):
+                with pytest.raises(ConfigurationError, match="call it on rank 0 only"):
                     await loan.reclaim()
 
     await asyncio.gather(rank(0), rank(1))
