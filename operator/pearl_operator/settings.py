@@ -26,6 +26,9 @@ class Settings:
     """`PEARL_GATEWAY_IMAGE`: image of the gateways that it deploys."""
     trainer_namespaces: tuple[str, ...] = ()
     """`PEARL_TRAINER_NAMESPACES`: comma list of namespaces whose trainers may lend."""
+    visible_devices_namespaces: tuple[str, ...] = ("*",)
+    """`PEARL_VISIBLE_DEVICES_NAMESPACES`: comma list of namespaces whose trainers may lend without a ResourceClaim;
+    `*` = wherever trainers may lend at all."""
     cluster_scoped: bool = True
     """`PEARL_CLUSTER_SCOPED`: may read nodes and review tokens; false switches notices and loans off."""
     operator_url: str = ""
@@ -53,6 +56,10 @@ class Settings:
                 f"PEARL_CALL_TIMEOUT_SECONDS ({self.call_timeout_seconds:g}) must be below "
                 f"PEARL_LEASE_SECONDS ({self.lease_seconds:g}): a write must end while the Lease is held"
             )
+
+    def may_use_visible_devices(self, namespace: str) -> bool:
+        """Whether trainers there may lend without a ResourceClaim."""
+        return not {"*", namespace}.isdisjoint(self.visible_devices_namespaces)
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -85,6 +92,10 @@ def _boolean(env: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text in _TRUE if text else default
 
 
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def from_env(env: Mapping[str, str] | None = None) -> Settings:
     """Reads the settings.
 
@@ -93,11 +104,11 @@ def from_env(env: Mapping[str, str] | None = None) -> Settings:
     """
     env = os.environ if env is None else env
     namespace = _required(env, "PEARL_NAMESPACE", "the release namespace")
-    listed = env.get("PEARL_TRAINER_NAMESPACES", "").split(",")
     return Settings(
         namespace=namespace,
         gateway_image=_required(env, "PEARL_GATEWAY_IMAGE", "the image of the gateways"),
-        trainer_namespaces=tuple(part.strip() for part in listed if part.strip()),
+        trainer_namespaces=_listed(env.get("PEARL_TRAINER_NAMESPACES", "")),
+        visible_devices_namespaces=_listed(env.get("PEARL_VISIBLE_DEVICES_NAMESPACES", "*")),
         cluster_scoped=_boolean(env, "PEARL_CLUSTER_SCOPED", default=True),
         operator_url=env.get("PEARL_OPERATOR_URL", "").strip()
         or f"http://pearl-operator.{namespace}.svc:{names.PORT_OPERATOR}",

@@ -103,11 +103,37 @@ def test_without_cluster_scope_nothing_cluster_wide_is_made(render: Render) -> N
     kinds = {item["kind"] for item in render(rbac={"clusterScoped": False})}
     assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
     (role,) = [item for item in render() if item["kind"] == "ClusterRole"]
-    assert {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]} == {
+    assert granted(role) == {
         *(("nodes", verb) for verb in ("get", "list", "watch")),
         *(("resourceslices", verb) for verb in ("get", "list", "watch")),
         ("tokenreviews", "create"),
+        ("deviceclasses", "list"),
     }
+
+
+def granted(role: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+
+
+def test_resource_claims_may_be_read_where_trainers_are_and_only_if_claims_are_shared(render: Render) -> None:
+    def readers(objects: list[dict[str, Any]]) -> set[str]:
+        roles = [item for item in objects if item["kind"] == "Role"]
+        return {item["metadata"].get("namespace", "") for item in roles if ("resourceclaims", "get") in granted(item)}
+
+    trainers = ["train-a", "rollouts"]
+    assert readers(render(trainerNamespaces=trainers)) == {"rollouts", "train-a"}
+    without = render(trainerNamespaces=trainers, sharedClaims={"enabled": False})
+    assert readers(without) == set()
+    (role,) = [item for item in without if item["kind"] == "ClusterRole"]
+    assert ("deviceclasses", "list") not in granted(role)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "may"), [(["*"], ["train-a", "rollouts"]), ([], []), (["train-b", "rollouts"], ["rollouts"])]
+)
+def test_visible_devices_are_allowed_by_namespace(render: Render, allowed: list[str], may: list[str]) -> None:
+    settings = from_env(operator_environment(render(visibleDevices={"allowedNamespaces": allowed})))
+    assert [name for name in ("train-a", "rollouts") if settings.may_use_visible_devices(name)] == may
 
 
 def test_operator_and_gateway_get_a_role_in_every_trainer_namespace_and_no_secret_goes_to_the_gateway(

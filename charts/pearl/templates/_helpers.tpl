@@ -28,6 +28,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 pearl-operator-{{ .Release.Namespace }}
 {{- end -}}
 
+{{/* RBAC rule: which ResourceClaims a trainer pod holds. */}}
+{{- define "pearl.readClaims" -}}
+{{- if .Values.sharedClaims.enabled }}
+  - apiGroups: [resource.k8s.io]
+    resources: [resourceclaims]
+    verbs: [get]
+{{- end }}
+{{- end -}}
+
 {{/* What Pod Security "restricted" asks for. */}}
 {{- define "pearl.podSecurity" -}}
 runAsNonRoot: true

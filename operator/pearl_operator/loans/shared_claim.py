@@ -77,7 +77,7 @@ def _cluster_obstacle(question: Question) -> Obstacle | None:
     if devices.version is None:
         return Obstacle(
             AccessReason.UNREADABLE,
-            "the operator may not list DeviceClasses: let its ClusterRole do so, as the chart's does",
+            "the operator may not list DeviceClasses: set the chart's value sharedClaims.enabled to true",
         )
     if devices.version != kinds.DEVICE_CLASS.version:
         served = f"only in {devices.version}" if devices.version else "not at all"
