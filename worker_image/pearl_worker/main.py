@@ -22,7 +22,8 @@ from pearl_worker.engine_process import GroupLauncher, Reaper
 from pearl_worker.loan import Loan
 from pearl_worker.ports import EngineClient, MemoryDevice, WeightSource
 from pearl_worker.settings import Settings, from_env
-from pearl_worker.weights import CheckedSource, DirectoryStore, HttpStore, NoSource
+from pearl_worker.stores import DirectoryStore, DownloadStore, ObjectStore, Remote, Store, WebServer
+from pearl_worker.weights import CheckedSource, NoSource
 from pearl_worker.worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -113,17 +114,26 @@ def _source(settings: Settings, session: aiohttp.ClientSession) -> WeightSource:
     location = settings.weights_source
     if location is None:
         return NoSource(settings.model)
-    if location.startswith(("http://", "https://")):
-        store = HttpStore(session, location, settings.scratch_directory / "pearl-weights")
-        return CheckedSource(store, settings.model)
-    return CheckedSource(DirectoryStore(Path(location)), settings.model)
+    return CheckedSource(_store(location, settings, session), settings.model)
+
+
+def _store(location: str, settings: Settings, session: aiohttp.ClientSession) -> Store:
+    if "://" not in location:
+        return DirectoryStore(Path(location))
+    web = location.startswith(("http://", "https://"))
+    remote: Remote = WebServer(session, location) if web else ObjectStore(location)
+    return DownloadStore(remote, settings.scratch_directory / f"weights-{settings.engine_port}")
 
 
 def _loan(settings: Settings) -> Loan | None:
     if settings.loan is None:
         return None
-    device: MemoryDevice = FakeDevice(settings.fake_device) if settings.fake_device else NvmlDevice()
-    return Loan(device, settings.state_directory / "loan.json", settings.memory_allowance_bytes)
+    return Loan(memory_device(settings), settings.state_directory / "loan.json", settings.memory_allowance_bytes)
+
+
+def memory_device(settings: Settings) -> MemoryDevice:
+    """What tells whether the GPUs of this worker are free."""
+    return FakeDevice(settings.fake_device) if settings.fake_device else NvmlDevice(settings.visible_gpus)
 
 
 if __name__ == "__main__":

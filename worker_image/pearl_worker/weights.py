@@ -1,36 +1,21 @@
 """Finds and checks weights: the manifest, the index it names, the files the index names (`pearl_api.wire.weights`).
 
-Nothing here touches the engine. A source is a directory on shared storage or an HTTP server; both end in local
-files whose bytes were hashed, so that a half-written or forged version never reaches a model.
+Nothing here touches the engine. Whatever the store, it ends in local files whose bytes were hashed, so that a
+half-written, torn or forged version never reaches a model.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol
-from urllib.parse import urljoin
 
-import aiohttp
 from pydantic import ValidationError
 
 from pearl_api.wire.weights import INDEX, MANIFEST, WeightsFile, WeightsIndex, WeightsManifest
 from pearl_worker.ports import NoBaseError, WeightsError
-from pearl_worker.settings import resolve_uri
+from pearl_worker.stores import DirectoryStore, Store
 
-_CHUNK_BYTES = 4 << 20
 _SUFFIX = ".safetensors"
-
-
-class Store(Protocol):
-    """Reads one location; `uri` is a version's directory as the manifest names it."""
-
-    async def read(self, uri: str, name: str) -> bytes | None:
-        """A small file; None = it is not there. Raises WeightsError when that cannot be told."""
-
-    async def local(self, uri: str, file: WeightsFile) -> Path:
-        """A weight file on a local path. Raises WeightsError."""
 
 
 class CheckedSource:
@@ -64,7 +49,9 @@ class CheckedSource:
         files = [file for file in index.files if file.path.endswith(_SUFFIX)]
         if not files:
             raise WeightsError(f"version {manifest.version}: {INDEX} names no *{_SUFFIX} file")
-        return [await self._checked(manifest, file) for file in files]
+        paths = [await self._checked(manifest, file) for file in files]
+        self._store.keep_only(files)
+        return paths
 
     async def base(self) -> Sequence[Path]:
         """The files of version 0."""
@@ -81,6 +68,8 @@ class CheckedSource:
             found = "" if size != file.bytes else await asyncio.to_thread(_sha256, path)
         except OSError as error:
             raise WeightsError(f"{where} cannot be read: {error}") from error
+        if found != file.sha256:
+            self._store.discard(path)
         if size != file.bytes:
             raise WeightsError(f"{where} has {size} bytes and not {file.bytes}")
         if found != file.sha256:
@@ -105,91 +94,6 @@ class NoSource:
     async def base(self) -> Sequence[Path]:
         """The files of version 0."""
         return await self._base.base()
-
-
-class DirectoryStore:
-    """Weights on a volume that trainer and workers share."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        # Below a claim the trainer makes the folder with its first update; the claim itself must be there.
-        claim = len(Path("/pvc/CLAIM").parts)
-        self._mount = Path(*root.parts[:claim]) if root.is_relative_to("/pvc") else root
-
-    async def read(self, uri: str, name: str) -> bytes | None:
-        """A small file under `uri`, which is relative to the root or absolute."""
-        path = self._directory(uri) / name
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            if not self._mount.is_dir():
-                raise WeightsError(f"weights source {self._mount} is no directory: mount it") from None
-            return None
-        except OSError as error:
-            raise WeightsError(f"{path} cannot be read: {error}") from error
-
-    async def local(self, uri: str, file: WeightsFile) -> Path:
-        """The file itself."""
-        return self._directory(uri) / file.path
-
-    def _directory(self, uri: str) -> Path:
-        return self._root / resolve_uri(uri)
-
-
-class HttpStore:
-    """Weights on a web server; files are downloaded, and an interrupted download goes on where it stopped."""
-
-    def __init__(self, session: aiohttp.ClientSession, root: str, directory: Path) -> None:
-        self._session = session
-        self._root = root.rstrip("/") + "/"
-        self._directory = directory
-
-    async def read(self, uri: str, name: str) -> bytes | None:
-        """A small file under `uri`, which is relative to the root or a URL."""
-        url = self._url(uri, name)
-        try:
-            async with self._session.get(url) as answer:
-                if answer.status == HTTPStatus.NOT_FOUND:
-                    return None
-                answer.raise_for_status()
-                return await answer.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise WeightsError(f"{url} cannot be read: {error or 'timed out'}") from error
-
-    async def local(self, uri: str, file: WeightsFile) -> Path:
-        """Download it, unless a file of its hash is here."""
-        target = self._directory / file.sha256 / Path(file.path).name
-        if target.exists():
-            return target
-        partial = target.with_suffix(".part")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        url = self._url(uri, file.path)
-        try:
-            await self._download(url, partial)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise WeightsError(f"{url} cannot be downloaded: {error or 'timed out'}") from error
-        if partial.stat().st_size != file.bytes or await asyncio.to_thread(_sha256, partial) != file.sha256:
-            partial.unlink()
-            raise WeightsError(f"{url} is not the file that {INDEX} names")
-        return partial.rename(target)
-
-    async def _download(self, url: str, partial: Path) -> None:
-        have = _size(partial)
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        async with self._session.get(url, headers=headers, timeout=aiohttp.ClientTimeout(sock_read=30)) as answer:
-            if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # nothing is missing
-                return
-            answer.raise_for_status()
-            with partial.open("ab" if answer.status == HTTPStatus.PARTIAL_CONTENT else "wb") as out:
-                async for chunk in answer.content.iter_chunked(_CHUNK_BYTES):
-                    out.write(chunk)
-
-    def _url(self, uri: str, name: str) -> str:
-        return urljoin(urljoin(self._root, uri.rstrip("/") + "/" if uri else ""), name)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _sha256(path: Path) -> str:
