@@ -105,6 +105,10 @@ class AsyncPearlClient:
         """As `PearlClient.recommended_in_flight`."""
         return await self._driver.run(self._session.gateway.window())
 
+    async def idle_fractions(self) -> dict[str, float]:
+        """As `PearlClient.idle_fractions`."""
+        return await self._driver.run(self._session.gateway.idle_fractions())
+
     async def generate(self, token_ids: Sequence[int], turn: Turn, **sampling: Any) -> Generated:
         """As `PearlClient.generate`."""
         return await self._driver.run(self._session.gateway.generate(token_ids, turn, sampling))

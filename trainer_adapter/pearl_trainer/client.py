@@ -146,6 +146,13 @@ class PearlClient:
         """Trajectories that should be in flight now; None = no limit."""
         return self._driver.run(self._session.gateway.window())
 
+    def idle_fractions(self) -> dict[str, float]:
+        """Share of each rollout pool's ready workers that have no request now: {"prefill": 0.0, "decode": 0.25}.
+
+        What the trainer's own GPUs do with their time is `loan.usage`.
+        """
+        return self._driver.run(self._session.gateway.idle_fractions())
+
     def generate(self, token_ids: Sequence[int], turn: Turn, **sampling: Any) -> Generated:
         """One turn from token ids; `sampling` are vLLM's sampling parameters, for example `max_tokens=64`."""
         return self._driver.run(self._session.gateway.generate(token_ids, turn, sampling))

@@ -131,6 +131,15 @@ class GatewayApi:
         window: int | None = field_of((yield from self._call("GET", "/v1/stats", None)), "window")
         return window
 
+    def idle_fractions(self) -> Flow[dict[str, float]]:
+        """Share of each pool's ready workers that have no request now, by role; pools without one are left out."""
+        workers = field_of((yield from self._call("GET", "/v1/stats", None)), "workers")
+        ready = [worker for worker in workers if worker["ready"] and worker["activity"] == "active"]
+        pools: dict[str, list[bool]] = {}
+        for worker in ready:
+            pools.setdefault(worker["role"], []).append(worker["inFlight"] == 0)
+        return {role: sum(idle) / len(idle) for role, idle in sorted(pools.items())}
+
     def generate(self, token_ids: Sequence[int], turn: Turn, sampling: Mapping[str, Any]) -> Flow[Generated]:
         """Generates from token ids; `sampling` holds vLLM's sampling parameters, such as `max_tokens`.
 

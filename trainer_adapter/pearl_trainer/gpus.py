@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pearl_trainer.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 TOLERANCE_BYTES = 2 << 30
 """A sleeping engine keeps its CUDA context and some workspace; more than this above the baseline is in use."""
 
 
-def gpu_uuids(visible_devices: str | None) -> tuple[str, ...]:
-    """UUIDs of the pod's GPUs: from the device plugin's variable, else from NVML, else from torch.
+@dataclass(frozen=True)
+class FoundGpus:
+    """UUIDs of whole GPUs and who told them."""
+
+    uuids: tuple[str, ...]
+    source: str
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.uuids)} (from {self.source})"
+
+
+def find_gpus(visible_devices: str | None) -> FoundGpus:
+    """The pod's GPUs: from the device plugin's variable, else from NVML, else from torch.
 
     Args:
         visible_devices: Value of `NVIDIA_VISIBLE_DEVICES`.
@@ -26,14 +39,20 @@ def gpu_uuids(visible_devices: str | None) -> tuple[str, ...]:
     """
     listed = tuple(part.strip() for part in (visible_devices or "").split(",") if part.strip())
     if listed and all(part.startswith("GPU-") for part in listed):
-        return listed
-    found = _from_nvml() or _from_torch()
-    if found:
-        return found
+        return FoundGpus(listed, "NVIDIA_VISIBLE_DEVICES")
+    for source, look in (("NVML", _from_nvml), ("torch", _from_torch)):
+        found = look()
+        if found:
+            return FoundGpus(found, source)
     raise ConfigurationError(
         f"cannot tell which GPUs this pod holds: NVIDIA_VISIBLE_DEVICES is {visible_devices or 'not set'}, and neither "
         'NVML (package nvidia-ml-py) nor torch reports one; pass gpus=["GPU-…", …] to register()'
     )
+
+
+def gpu_uuids(visible_devices: str | None) -> tuple[str, ...]:
+    """As `find_gpus`, without who told."""
+    return find_gpus(visible_devices).uuids
 
 
 def check_uuids(gpus: Sequence[str]) -> tuple[str, ...]:
@@ -48,18 +67,35 @@ def check_uuids(gpus: Sequence[str]) -> tuple[str, ...]:
     return tuple(gpus)
 
 
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver; None where NVML cannot tell."""
+    with _nvml() as nvml:
+        return None if nvml is None else _text(nvml.nvmlSystemGetDriverVersion())
+
+
 def _from_nvml() -> tuple[str, ...]:
+    with _nvml() as nvml:
+        if nvml is None:
+            return ()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return tuple(_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """NVML, started; None without the package or a driver."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        return ()
+        yield None
+        return
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
-        return ()
+        yield None
+        return
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return tuple(_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+        yield nvml
     finally:
         nvml.nvmlShutdown()
 

@@ -112,6 +112,16 @@ def test_generate_speaks_token_ids_with_the_turns_identity(tmp_path: Path) -> No
     assert json.loads(seen[0].content)["token_ids"] == [1, 2, 3]
 
 
+def test_idle_fractions_count_the_ready_workers_of_each_pool() -> None:
+    def worker(role: str, in_flight: int, *, ready: bool = True) -> dict[str, Any]:
+        return {"role": role, "inFlight": in_flight, "ready": ready, "activity": "active"}
+
+    workers = [worker("decode", 0), worker("decode", 3), worker("decode", 0, ready=False), worker("prefill", 1)]
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json={"workers": workers}))
+    with PearlClient(Settings(gateway_url="http://gw"), transport=transport) as client:
+        assert client.idle_fractions() == {"decode": 0.5, "prefill": 0.0}
+
+
 def test_a_turn_is_asked_for_again_while_no_worker_serves_it() -> None:
     error = {"message": "6 workers in a row failed", "type": "WorkerLost", "code": 503, "retryAfterSeconds": 0.001}
     answers = [
