@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 import yaml
 
 from pearl_api.crd import RESOURCES, crd
+from pearl_api.openapi import as_text, loan_api
 from pearl_api.reference import pages
 
 _HEADER = "# Generated from pearl_api by `make crds`; change the models, not this file.\n"
@@ -24,5 +25,7 @@ def crd_files() -> dict[PurePosixPath, str]:
 
 
 def doc_files() -> dict[PurePosixPath, str]:
-    """The reference pages."""
-    return {PurePosixPath("docs/reference") / f"{name}.md": text for name, text in pages().items()}
+    """The reference pages, and the loan API for tools."""
+    folder = PurePosixPath("docs/reference")
+    found = {folder / f"{name}.md": text for name, text in pages().items()}
+    return {**found, folder / "loan-api.json": as_text(loan_api())}

@@ -25,6 +25,8 @@ LABEL_SHAPE: Final = "pearl.dev/shape"
 """Hash of the worker template; a change of it replaces the pod."""
 LABEL_LOAN: Final = "pearl.dev/loan"
 """Name of the GPULoan of a borrower pod."""
+LABEL_GROUP: Final = "pearl.dev/group"
+"""On borrower pods and GPULoans of a trainer of several pods: its group."""
 LABEL_ROLLOUT_NAMESPACE: Final = "pearl.dev/rollout-namespace"
 """Namespace of the PearlRollout; on borrower pods, which live in the trainer's namespace."""
 ANNOTATION_HOLD: Final = "pearl.dev/hold"
@@ -87,7 +89,7 @@ def root_secret(rollout: str) -> str:
 
 
 def worker_secret(rollout: str) -> str:
-    """Name of the Secret that worker pods mount: keys `agent`, `engine`, `loan` (see `tokens`)."""
+    """Name of the Secret that worker pods mount: keys `agent`, `engine`, and on borrowers `loan` (see `tokens`)."""
     return f"{rollout}-pearl-worker"
 
 

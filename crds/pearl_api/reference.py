@@ -32,7 +32,8 @@ def pages() -> dict[str, str]:
 
 def _index_page(bodies: Mapping[str, str]) -> str:
     titles = ((name, body.splitlines()[0].removeprefix("# ")) for name, body in bodies.items())
-    return "# Reference\n\n" + "".join(f"- [{title}]({name}.md)\n" for name, title in titles)
+    listed = "".join(f"- [{title}]({name}.md)\n" for name, title in titles)
+    return f"# Reference\n\n{listed}- [Loan API, OpenAPI 3.1](loan-api.json), served at `/v1/loans/openapi.json`\n"
 
 
 def _resource_page(resource: Resource) -> str:

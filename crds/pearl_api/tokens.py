@@ -6,8 +6,9 @@
 | engine   | key, "engine"           | gateway, worker agent   | the engine guard (inference paths)  |
 | gateway  | key, "gateway"          | operator                | the gateway (statistics)            |
 | client   | key, "client"           | RL framework, agents    | the gateway (inference, batches)    |
-| loan key | key, "loan"             | operator, worker agents | -                                   |
-| loan     | loan key, "ns/loan"     | the trainer's SDK       | worker agents, loan API             |
+| loan key | key, "loan"             | operator                | -                                   |
+| loan     | loan key, "ns/loan/uid" | trainer SDK, its agents | agents of that loan, loan API       |
+| group    | loan key, "group:ns/…"  | SDK of the driver       | loan API, for that group            |
 """
 
 import hashlib
@@ -33,9 +34,14 @@ def derive(key: str, purpose: str) -> str:
     return hmac.new(key.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
 
-def loan_token(loan_key: str, namespace: str, loan: str) -> str:
-    """The token that a trainer presents for its loan; `loan_key` is `derive(key, "loan")`."""
-    return derive(loan_key, f"{namespace}/{loan}")
+def loan_token(key: str, namespace: str, loan: str, trainer_uid: str) -> str:
+    """The token of one loan of one trainer pod: a later pod of the same name has another. `key` is the root key."""
+    return derive(derive(key, "loan"), f"{namespace}/{loan}/{trainer_uid}")
+
+
+def group_token(key: str, namespace: str, group: str) -> str:
+    """The token that the driver of a group presents to the loan API; `key` is the root key."""
+    return derive(derive(key, "loan"), f"group:{namespace}/{group}")
 
 
 def matches(presented: str, expected: str) -> bool:

@@ -71,6 +71,7 @@ async def assemble(settings: Settings, stack: AsyncExitStack) -> Operator:
         kube=kube, index=index, agents=agents, keys=keys, clock=clock, resolver=resolver, settings=settings
     )
     core = assemble_core(ports, index, loans, settings)
+    core.metrics.registry.register(loans.metrics)
     resync = Resync(kube, core.index, clock, settings)
     health = Health(clock, core.index, core.supervisor, lease, resync)
     app = build_app(WebParts(health, core.metrics, core.ring, settings.namespace, loans.router()))

@@ -43,6 +43,7 @@ class PodFact:
     """When the role manager last changed the pod (the API server's clock)."""
     shape: str | None = None
     loan: str | None = None
+    group: str | None = None
     owner_uid: str | None = None
     node: str | None = None
     phase: str = "Pending"
@@ -200,6 +201,7 @@ def pod_fact(body: Object) -> PodFact | None:
         activity_since=_activity_since(meta),
         shape=labels.get(names.LABEL_SHAPE),
         loan=labels.get(names.LABEL_LOAN),
+        group=labels.get(names.LABEL_GROUP),
         owner_uid=_owner_uid(meta),
         node=spec.get("nodeName"),
         phase=status.get("phase") or "Pending",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from pearl_api.tokens import derive, loan_token
+from pearl_api.tokens import derive
 from pearl_api.wire.worker import WorkerState
 from pearl_trainer import weights as trainer
 from pearl_worker.engine_env import ensure_engine_environment
@@ -87,7 +87,7 @@ class Worker:
 
     def call(self, method: str, path: str, body: Any = None, *, purpose: str = "agent") -> httpx.Response:
         """The agent's API."""
-        token = loan_token(derive(KEY, "loan"), NAMESPACE, LOAN) if purpose == "loan" else derive(KEY, purpose)
+        token = derive(KEY, purpose)
         url = f"http://127.0.0.1:{self.agent_port}{path}"
         return httpx.request(method, url, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=30)
 

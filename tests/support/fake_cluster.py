@@ -368,7 +368,7 @@ class FakeKubelet:
             ],
         }
         slot = pod["metadata"].get("labels", {}).get(names.LABEL_SLOT, "0")
-        spec = {**pod.get("spec", {}), "nodeName": f"node-{slot}"}  # every slot has a node of its own
+        spec = {"nodeName": f"node-{slot}", **pod.get("spec", {})}  # every slot has a node of its own
         self.kube.store(kinds.POD, {**pod, "spec": spec, "status": status})
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import aiohttp
 import uvicorn
 
-from pearl_api import tokens
 from pearl_worker.api import Tokens, build_api
 from pearl_worker.device import FakeDevice, NvmlDevice
 from pearl_worker.engine import Engine
@@ -98,9 +97,7 @@ def read_tokens(settings: Settings) -> Tokens:
     """The tokens of the mounted Secret. Raises OSError or ValueError when one is missing."""
     agent = _token(settings.tokens_directory, "agent")
     _token(settings.tokens_directory, "engine")  # read by the engine; better to fail here than there
-    loan = settings.loan
-    key = _token(settings.tokens_directory, "loan") if loan else ""
-    return Tokens(agent=agent, loan=tokens.loan_token(key, loan.namespace, loan.name) if loan else None)
+    return Tokens(agent=agent, loan=_token(settings.tokens_directory, "loan") if settings.loan else None)
 
 
 def _token(directory: Path, name: str) -> str:

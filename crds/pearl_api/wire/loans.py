@@ -34,6 +34,7 @@ from pearl_api.base import Message
 
 _MAX_EPOCH: Final = 1 << 53
 _NAME: Final = 253
+_LABEL: Final = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 
 class RegisterRequest(Message):
@@ -44,8 +45,8 @@ class RegisterRequest(Message):
     gpus: list[str] = Field(min_length=1, description="UUIDs of the GPUs that the pod lends.")
     group: str | None = Field(
         default=None,
-        min_length=1,
         max_length=63,
+        pattern=_LABEL,
         description="Pods of one trainer, lent and reclaimed together by its driver; this pod does not lend by itself.",
     )
     audience: str = Field(default="pearl", description="Audience of the presented token.")
@@ -56,7 +57,7 @@ class GroupRequest(Message):
 
     rollout: str = Field(description="Name of the PearlRollout.")
     rollout_namespace: str | None = Field(default=None, description="Default: the operator's release namespace.")
-    group: str = Field(min_length=1, max_length=63, description="What the GPU pods register with.")
+    group: str = Field(max_length=63, pattern=_LABEL, description="What the GPU pods register with.")
     members: int = Field(ge=1, le=4096, description="How many GPU pods the group has; it is lent when all are there.")
     audience: str = Field(default="pearl", description="Audience of the presented token.")
 

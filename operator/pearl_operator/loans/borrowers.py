@@ -43,7 +43,11 @@ def loan_object(enrolment: Enrolment) -> Object:
         "metadata": {
             "name": caller.pod,
             "namespace": caller.namespace,
-            "labels": {names.LABEL_ROLLOUT: key.name, names.LABEL_ROLLOUT_NAMESPACE: key.namespace},
+            "labels": {
+                names.LABEL_ROLLOUT: key.name,
+                names.LABEL_ROLLOUT_NAMESPACE: key.namespace,
+                **_group(enrolment.group),
+            },
             "ownerReferences": [trainer_reference(caller.pod, caller.uid, controller=False)],
         },
         "spec": spec,
@@ -58,8 +62,9 @@ def trainer_reference(pod: str, uid: str, *, controller: bool) -> dict[str, Any]
 
 def secret_object(loan: LoanFact, root_key: str) -> Object:
     """The tokens that the loan's borrowers mount."""
-    values = {purpose: tokens.derive(root_key, purpose) for purpose in ("agent", "engine", "loan")}
     trainer = loan.spec.trainer
+    values = {purpose: tokens.derive(root_key, purpose) for purpose in ("agent", "engine")}
+    values["loan"] = tokens.loan_token(root_key, loan.namespace, loan.name, trainer.uid)
     return {
         "apiVersion": kinds.SECRET.api_version,
         "kind": kinds.SECRET.kind,
@@ -116,6 +121,7 @@ def _metadata(loan: LoanFact, rollout: RolloutFact, index: int, slot: int) -> di
         names.LABEL_ROLE_EPOCH: "0",
         names.LABEL_ACTIVITY: Activity.ACTIVE.value,
         names.LABEL_LOAN: loan.name,
+        **_group(loan.spec.group),
     }
     trainer = loan.spec.trainer
     return {
@@ -124,6 +130,10 @@ def _metadata(loan: LoanFact, rollout: RolloutFact, index: int, slot: int) -> di
         "labels": labels,
         "ownerReferences": [trainer_reference(trainer.name, trainer.uid, controller=True)],
     }
+
+
+def _group(group: str | None) -> dict[str, str]:
+    return {} if group is None else {names.LABEL_GROUP: group}
 
 
 def free_slots(taken: set[int], count: int) -> list[int]:

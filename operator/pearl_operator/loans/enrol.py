@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -10,17 +11,20 @@ from pearl_api import names
 from pearl_api.rollout import BorrowAccess
 from pearl_operator.loans.problems import LoanProblem, LoanReason
 from pearl_operator.loans.record import TERMINAL
+from pearl_operator.loans.units import members_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from pearl_api.rollout import PearlRolloutSpec
-    from pearl_api.wire.loans import RegisterRequest
+    from pearl_api.wire.loans import GroupRequest, RegisterRequest
     from pearl_operator.facts import LoanFact, RolloutFact
     from pearl_operator.loans.identity import Caller
     from pearl_operator.ports import Object
 
 _LABEL_VALUE: Final = 63
+_UUID: Final = re.compile(r"(?i:GPU|MIG)-[A-Za-z0-9][-A-Za-z0-9/.:]{0,120}")
+"""`all`, `0` or a list in one string would reach the container runtime and show the borrower other pods' GPUs."""
 _RUNNING: Final = ("Pending", "Running")
 
 
@@ -67,11 +71,60 @@ def check(  # noqa: PLR0913 - one argument per source
     rollout, spec = _check_rollout(request, rollout)
     pod = _check_trainer(caller, trainer, spec)
     gpus = _check_gpus(request.gpus, pod, spec)
+    loans = list(loans)
     _check_others(gpus, caller, loans)
-    node = caller.node or pod.get("spec", {}).get("nodeName")
+    if request.group is not None:
+        _check_group(members_of(loans, caller.namespace, request.group), caller, rollout, request.group)
+    return Enrolment(caller, _node_of(caller, pod), gpus, request.group, rollout, spec)
+
+
+def check_driver(  # noqa: PLR0913 - one argument per source
+    request: GroupRequest,
+    *,
+    caller: Caller,
+    trainer: Object | None,
+    rollout: RolloutFact | None,
+    members: Collection[LoanFact],
+    namespaces: Collection[str],
+) -> tuple[RolloutFact, PearlRolloutSpec]:
+    """Whether this pod may drive a group; `trainer` is the pod, `members` are the group's loans.
+
+    Raises:
+        LoanProblem: It may not.
+    """
+    _check_caller(caller, namespaces)
+    rollout, spec = _check_rollout(request, rollout)
+    _check_trainer(caller, trainer, spec)
+    _check_group(members, caller, rollout, request.group)
+    return rollout, spec
+
+
+def _check_group(members: Collection[LoanFact], caller: Caller, rollout: RolloutFact, group: str) -> None:
+    for loan in members:
+        if loan.rollout != rollout.key and loan.spec.trainer.uid != caller.uid:
+            raise LoanProblem(
+                LoanReason.GROUP_OF_ANOTHER_ROLLOUT,
+                f"pod {loan.name} of group {group} lends to PearlRollout {loan.rollout}, not {rollout.key}: register "
+                "all pods of a group and its driver with one rollout",
+                HTTPStatus.CONFLICT,
+            )
+
+
+def _node_of(caller: Caller, pod: Object) -> str:
+    """Where the pod runs: its spec says so, and the token was bound to a node too."""
+    node: str | None = pod.get("spec", {}).get("nodeName")
     if not node:
-        raise LoanProblem(LoanReason.TRAINER_POD_GONE, f"pod {caller.pod} is not on a node yet: register later")
-    return Enrolment(caller, node, gpus, request.group, rollout, spec)
+        raise LoanProblem(
+            LoanReason.TRAINER_POD_GONE, f"pod {caller.pod} is not on a node yet: register later", HTTPStatus.CONFLICT
+        )
+    if caller.node not in (None, node):
+        raise LoanProblem(
+            LoanReason.WRONG_NODE,
+            f"the token was issued on node {caller.node} and pod {caller.pod} runs on {node}: register with the token "
+            "that is mounted in this pod",
+            HTTPStatus.CONFLICT,
+        )
+    return node
 
 
 def _check_caller(caller: Caller, namespaces: Collection[str]) -> None:
@@ -89,7 +142,9 @@ def _check_caller(caller: Caller, namespaces: Collection[str]) -> None:
         )
 
 
-def _check_rollout(request: RegisterRequest, rollout: RolloutFact | None) -> tuple[RolloutFact, PearlRolloutSpec]:
+def _check_rollout(
+    request: RegisterRequest | GroupRequest, rollout: RolloutFact | None
+) -> tuple[RolloutFact, PearlRolloutSpec]:
     if rollout is None or rollout.deleting:
         where = request.rollout_namespace or "the operator's namespace"
         raise LoanProblem(
@@ -148,6 +203,13 @@ def requested_gpus(pod: Object, resource: str) -> int:
 
 def _check_gpus(gpus: list[str], pod: Object, spec: PearlRolloutSpec) -> tuple[str, ...]:
     engine = spec.engine
+    for gpu in gpus:
+        if _UUID.fullmatch(gpu) is None:
+            raise LoanProblem(
+                LoanReason.UNKNOWN_GPU,
+                f"`gpus` names {gpu!r}, which is no GPU's UUID (GPU-… or MIG-…): register the UUIDs that `nvidia-smi "
+                "-L` prints in the pod, not indices or `all`",
+            )
     if len(set(gpus)) != len(gpus):
         raise LoanProblem(LoanReason.TOO_MANY_GPUS, "`gpus` names a GPU twice: name each once")
     asked = requested_gpus(pod, engine.gpu_resource)

@@ -1,7 +1,8 @@
-"""Enrols trainer pods: one GPULoan, one Secret and k borrower pods each."""
+"""Enrols trainer pods (one GPULoan, one Secret and k borrower pods each), gives out handles, checks tokens."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -12,14 +13,18 @@ from pearl_api.wire.loans import RegisterAnswer
 from pearl_operator import kinds
 from pearl_operator.errors import Conflict, Refused
 from pearl_operator.loans import enrol, identity, record
+from pearl_operator.loans.limits import Calls
 from pearl_operator.loans.problems import LoanProblem, LoanReason
+from pearl_operator.loans.units import Unit, is_over, members_of, unit_of
 from pearl_operator.loans.world import lease_seconds
 from pearl_operator.ports import RolloutKey
 
 if TYPE_CHECKING:
-    from pearl_api.wire.loans import RegisterRequest
-    from pearl_operator.facts import LoanFact
+    from pearl_api.rollout import PearlRolloutSpec
+    from pearl_api.wire.loans import GroupRequest, LendRequest, RegisterRequest
+    from pearl_operator.facts import LoanFact, RolloutFact
     from pearl_operator.loans.enrol import Enrolment
+    from pearl_operator.loans.identity import Caller
     from pearl_operator.loans.world import World
 
 HEARTBEAT_SECONDS: Final = 1.0
@@ -42,26 +47,35 @@ class Enroller:
         caller = enrolment.caller
         async with self.world.memory((caller.namespace, caller.pod)).lock:
             loan = await self._enrol(enrolment)
-        return await self._answer(loan, enrolment)
+        root = await self.world.keys.root_key(loan.rollout)
+        token = tokens.loan_token(root, loan.namespace, loan.name, loan.spec.trainer.uid)
+        return await self._answer(unit_of(loan), enrolment.rollout, enrolment.spec, token)
 
     async def _allowed(self, request: RegisterRequest, token: str) -> Enrolment:
-        settings, store = self.world.settings, self.world.store
-        if not settings.cluster_scoped:
+        store, caller = self.world.store, await self._caller(token)
+        return enrol.check(
+            request,
+            caller=caller,
+            trainer=await store.kube.get(kinds.POD, caller.pod, caller.namespace),
+            rollout=store.index.rollouts.get(self._rollout_key(request)),
+            loans=store.index.loans.values(),
+            namespaces=self.world.settings.namespaces,
+        )
+
+    async def _caller(self, token: str) -> Caller:
+        """The pod of a projected token, as the API server reviews it."""
+        if not self.world.settings.cluster_scoped:
             raise LoanProblem(
                 LoanReason.LOANS_DISABLED,
                 "this operator may not review tokens: set the chart's value rbac.clusterScoped to true",
                 HTTPStatus.FORBIDDEN,
             )
-        caller = await identity.review(store.kube, token)
-        key = RolloutKey(request.rollout_namespace or settings.namespace, request.rollout)
-        return enrol.check(
-            request,
-            caller=caller,
-            trainer=await store.kube.get(kinds.POD, caller.pod, caller.namespace),
-            rollout=store.index.rollouts.get(key),
-            loans=store.index.loans.values(),
-            namespaces=settings.namespaces,
-        )
+        self._count(Calls.REGISTER, hashlib.sha256(token.encode()).hexdigest())
+        self._count(Calls.REVIEW, "")
+        return await identity.review(self.world.store.kube, token)
+
+    def _rollout_key(self, request: RegisterRequest | GroupRequest) -> RolloutKey:
+        return RolloutKey(request.rollout_namespace or self.world.settings.namespace, request.rollout)
 
     async def _enrol(self, enrolment: Enrolment) -> LoanFact:
         caller, store = enrolment.caller, self.world.store
@@ -79,7 +93,7 @@ class Enroller:
                 f"the policies of namespace {loan.namespace}",
             ) from error
         slots = [LoanSlot(pod=pod.address.name, uid=pod.address.uid) for pod in pods]
-        return await store.write(loan, record.enrolled(loan.status, slots, gpus=len(loan.spec.gpus)))
+        return await self.world.write(loan, record.enrolled(loan.status, slots, gpus=len(loan.spec.gpus)))
 
     async def _replace(self, known: LoanFact) -> None:
         """Another pod of the same name, or other GPUs: the old enrolment must have ended."""
@@ -94,40 +108,110 @@ class Enroller:
         await self.world.store.delete_loan(known)
         raise Conflict(f"an earlier enrolment of pod {known.name} is being removed", seconds=1.0)
 
-    async def _answer(self, loan: LoanFact, enrolment: Enrolment) -> RegisterAnswer:
-        key, spec = enrolment.rollout.key, enrolment.spec
-        root = await self.world.keys.root_key(key)
+    async def _answer(self, unit: Unit, rollout: RolloutFact, spec: PearlRolloutSpec, token: str) -> RegisterAnswer:
+        root = await self.world.keys.root_key(rollout.key)
         lease = lease_seconds(spec)
         return RegisterAnswer(
-            namespace=loan.namespace,
-            name=loan.name,
-            token=tokens.loan_token(tokens.derive(root, "loan"), loan.namespace, loan.name),
-            slots=enrolment.borrowers,
-            agents=self.world.endpoints(loan),
-            gateway_url=enrolment.rollout.status.gateway_url or self.world.resolver.gateway(key),
+            namespace=unit.namespace,
+            name=unit.name,
+            path=unit.path,
+            token=token,
+            slots=sum(len(loan.spec.gpus) // spec.engine.tensor_parallel for loan in unit.loans),
+            agents=await self.world.endpoints(unit),
+            gateway_url=rollout.status.gateway_url or self.world.resolver.gateway(rollout.key),
             gateway_token=tokens.derive(root, "client"),
             weights_source=spec.weights.source,
             reclaim_seconds=spec.policy.deadlines.reclaim_seconds,
             heartbeat_seconds=min(HEARTBEAT_SECONDS, lease / 3),
             ttl_seconds=lease,
-            epoch=loan.status.epoch,
+            epoch=unit.epoch,
         )
 
-    async def authorise(self, namespace: str, name: str, token: str) -> LoanFact:
-        """The loan whose token this is; raises LoanProblem where there is none or it is another's."""
+    async def register_group(self, request: GroupRequest, token: str) -> RegisterAnswer:
+        """Gives the pod that the token is bound to the handle of a group, whoever had it before.
+
+        Raises:
+            LoanProblem: it may not; the message says what to change.
+            OperatorError: the API server does not answer.
+        """
+        caller = await self._caller(token)
+        key = self._rollout_key(request)
+        trainer = await self.world.store.kube.get(kinds.POD, caller.pod, caller.namespace)
+        loans = members_of(self.world.store.index.loans.values(), caller.namespace, request.group)
+        rollout, spec = enrol.check_driver(
+            request,
+            caller=caller,
+            trainer=trainer,
+            rollout=self.world.store.index.rollouts.get(key),
+            members=loans,
+            namespaces=self.world.settings.namespaces,
+        )
+        unit = Unit(namespace=caller.namespace, name=request.group, rollout=key, loans=loans, group=True)
+        root = await self.world.keys.root_key(key)
+        return await self._answer(unit, rollout, spec, tokens.group_token(root, unit.namespace, unit.name))
+
+    async def authorised(self, namespace: str, name: str, token: str, calls: Calls, *, group: bool) -> Unit:
+        """The loan or group whose token this is; a call of it is counted.
+
+        Raises:
+            LoanProblem: there is none, the token is another's, or it calls too often.
+        """
+        unit = self._group(namespace, name) if group else self._loan(namespace, name)
+        root = await self.world.keys.root_key(unit.rollout)
+        uid = unit.loans[0].spec.trainer.uid
+        expected = tokens.group_token(root, namespace, name) if group else tokens.loan_token(root, namespace, name, uid)
+        if not tokens.matches(token, expected):
+            raise LoanProblem(
+                LoanReason.WRONG_TOKEN,
+                f"the token is not that of {unit.path}: use the one that register() of this very pod answered",
+                HTTPStatus.UNAUTHORIZED,
+            )
+        self._count(calls, unit.path)
+        return unit
+
+    def _loan(self, namespace: str, name: str) -> Unit:
         loan = self.world.store.loan(namespace, name)
-        if loan is None or loan.deleting or loan.status.phase in record.TERMINAL:
+        if loan is None or loan.deleting or is_over(loan):
             raise LoanProblem(
                 LoanReason.LOAN_NOT_FOUND,
                 f"GPULoan {namespace}/{name} is not enrolled: register()",
                 HTTPStatus.NOT_FOUND,
             )
-        root = await self.world.keys.root_key(loan.rollout)
-        expected = tokens.loan_token(tokens.derive(root, "loan"), namespace, name)
-        if not tokens.matches(token, expected):
+        return unit_of(loan)
+
+    def _group(self, namespace: str, name: str) -> Unit:
+        loans = members_of(self.world.store.index.loans.values(), namespace, name)
+        if not loans:
             raise LoanProblem(
-                LoanReason.WRONG_TOKEN,
-                f"the token is not that of GPULoan {namespace}/{name}: use the one that register() answered",
-                HTTPStatus.UNAUTHORIZED,
+                LoanReason.GROUP_NOT_FOUND,
+                f"no GPU pod of {namespace} has registered with group {name} (yet): register them with this group, "
+                "then register the group again",
+                HTTPStatus.NOT_FOUND,
             )
-        return loan
+        return Unit(namespace=namespace, name=name, rollout=loans[0].rollout, loans=loans, group=True)
+
+    def check_may_lend(self, unit: Unit, request: LendRequest) -> None:
+        """Raises LoanProblem where this handle cannot lend at all."""
+        group = None if unit.group else unit.loans[0].spec.group
+        if group is not None:
+            raise LoanProblem(
+                LoanReason.MEMBER_OF_GROUP,
+                f"pod {unit.name} is registered with group {group}, which is lent as a whole: lend from its driver "
+                f"(/v1/groups/{unit.namespace}/{group}/lend), or register without a group",
+                HTTPStatus.CONFLICT,
+            )
+        if unit.group and request.members is None:
+            raise LoanProblem(
+                LoanReason.INVALID_BODY, "body.members: say how many GPU pods the group has, as in /v1/groups/register"
+            )
+
+    def _count(self, calls: Calls, caller: str) -> None:
+        seconds = self.world.limits.wait_seconds(calls, caller, self.world.clock.monotonic())
+        if seconds > 0:
+            raise LoanProblem(
+                LoanReason.TOO_MANY_CALLS,
+                f"more than {calls.value.per_second:g} calls of this kind per second ({calls.value.burst:g} at once): "
+                f"wait {seconds:.1f} s; is the trainer calling in a loop?",
+                HTTPStatus.TOO_MANY_REQUESTS,
+                seconds,
+            )

@@ -1,4 +1,8 @@
-"""Loans as the planner sees them; pure."""
+"""Loans as the planner sees them; pure.
+
+Every loan is there as recorded, for the workers that serve under it. An offer that waits is the offer of a unit: of one
+pod's loan it is told with the loan, of a group it is an entry of its own, which the planner takes or leaves as a whole.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +18,58 @@ if TYPE_CHECKING:
 
     from pearl_api.loan import GPULoanStatus
     from pearl_operator.facts import LoanFact
+    from pearl_operator.loans.units import Unit
 
 LoanKey = tuple[str, str]
-"""Namespace and name of a GPULoan."""
+"""Namespace and name of a GPULoan, or `units.group_key` of a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """An offer that waits for the planner's answer; `epoch` is what a grant would make."""
 
+    unit: Unit
     epoch: int
     cap_seconds: float | None
 
 
 def to_planner_loans(loans: Iterable[LoanFact], waiting: Mapping[LoanKey, Waiting]) -> tuple[Loan, ...]:
-    """The planner's facts of all loans that still exist, in the given order."""
-    return tuple(
-        _loan(fact, waiting.get((fact.namespace, fact.name)))
-        for fact in loans
-        if fact.status.phase not in TERMINAL and not fact.deleting
-    )
+    """The planner's facts of all loans that still exist, in the given order, then the offers of groups."""
+    known = tuple(_loan(fact) for fact in loans if fact.status.phase not in TERMINAL and not fact.deleting)
+    offers = {key: offer_of(offer) for key, offer in waiting.items()}
+    told = tuple(offers.pop((loan.namespace, loan.name), loan) for loan in known)
+    return told + tuple(offer for key, offer in sorted(offers.items()) if waiting[key].unit.group)
 
 
-def _loan(fact: LoanFact, offer: Waiting | None) -> Loan:
+def _loan(fact: LoanFact) -> Loan:
     status = fact.status
     return Loan(
         name=fact.name,
         namespace=fact.namespace,
-        epoch=offer.epoch if offer else status.epoch,
-        phase=(LoanPhase.OFFERED if offer else status.phase).value,
+        epoch=status.epoch,
+        phase=status.phase.value,
         gpus=len(fact.spec.gpus),
         workers=tuple(slot.pod for slot in status.slots),
-        requested=offer is not None,
-        cap_seconds=offer.cap_seconds if offer else status.cap_seconds,
+        requested=False,
+        cap_seconds=status.cap_seconds,
         expected_idle_seconds=expected_idle_seconds(status),
+    )
+
+
+def offer_of(offer: Waiting) -> Loan:
+    """What waits for the planner's answer."""
+    unit = offer.unit
+    idle = [expected_idle_seconds(loan.status) for loan in unit.loans]
+    return Loan(
+        name=unit.key[1],
+        namespace=unit.namespace,
+        epoch=offer.epoch,
+        phase=LoanPhase.OFFERED.value,
+        gpus=unit.gpus,
+        workers=tuple(slot.pod for loan in unit.loans for slot in loan.status.slots),
+        requested=True,
+        cap_seconds=offer.cap_seconds,
+        expected_idle_seconds=min((one for one in idle if one is not None), default=None),
     )
 
 

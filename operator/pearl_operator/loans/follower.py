@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pearl_api.wire.loans import ReclaimedNotice, ReclaimingNotice
     from pearl_api.wire.worker import WorkerState
     from pearl_operator.facts import LoanFact, PodFact, RolloutFact
+    from pearl_operator.loans.units import Unit
     from pearl_operator.loans.world import Memory, World
 
 log = logging.getLogger("pearl.loans")
@@ -39,30 +40,34 @@ class Follower:
 
     world: World
 
-    async def reclaiming(self, loan: LoanFact, notice: ReclaimingNotice) -> LoanFact:
+    async def reclaiming(self, unit: Unit, notice: ReclaimingNotice) -> None:
         """The trainer has begun to take its GPUs back: plan and route around them at once."""
-        loan = self.world.fresh(loan)
-        status = record.reclaiming(loan.status, notice.epoch, now=self.world.clock.now())
-        return await self._write_and_wake(loan, status)
+        now = self.world.clock.now()
+        unit = self.world.fresh(unit)
+        changes = ((loan, record.reclaiming(loan.status, notice.epoch, now=now)) for loan in unit.loans)
+        await asyncio.gather(*(self.world.write(loan, status) for loan, status in changes))
+        self.world.wake(unit.rollout)
 
-    async def reclaimed(self, loan: LoanFact, notice: ReclaimedNotice) -> LoanFact:
+    async def reclaimed(self, unit: Unit, notice: ReclaimedNotice) -> None:
         """The trainer says what the agents answered."""
-        loan = self.world.fresh(loan)
-        status = record.reclaimed(loan.status, notice, now=self.world.clock.now())
-        memory = self.world.memory((loan.namespace, loan.name))
-        return await self._write_and_wake(loan, self._with_time(status, memory))
+        unit = self.world.fresh(unit)
+        await asyncio.gather(*(self._reclaimed(loan, notice) for loan in unit.loans))
+        self.world.metrics.reclaimed(unit.rollout, notice.total_seconds, free=notice.free, killed=notice.killed)
+        self.world.wake(unit.rollout)
 
-    async def _write_and_wake(self, loan: LoanFact, status: GPULoanStatus) -> LoanFact:
-        loan = await self.world.store.write(loan, status)
-        self.world.wake(loan)
-        return loan
+    async def _reclaimed(self, loan: LoanFact, notice: ReclaimedNotice) -> None:
+        kept = {slot.pod for slot in loan.status.slots} & set(notice.kept)
+        own = notice.model_copy(update={"free": notice.free or (bool(notice.kept) and not kept)})
+        status = record.reclaimed(loan.status, own, now=self.world.clock.now())
+        memory = self.world.memory((loan.namespace, loan.name))
+        await self.world.write(loan, self._with_time(status, memory))
 
     async def end(self, loan: LoanFact, phase: LoanPhase) -> LoanFact:
         """Removes the borrowers; the record stays until the trainer pod goes. `phase` is a terminal one."""
-        loan = self.world.fresh(loan)
+        loan = self.world.store.loan(loan.namespace, loan.name) or loan
         await self.world.store.dismantle(loan)
         change = record.lost if phase is LoanPhase.LOST else record.deregistered
-        return await self.world.store.write(loan, change(loan.status))
+        return await self.world.write(loan, change(loan.status))
 
     async def sync(self, rollout: RolloutFact) -> None:
         """One look at all loans of a rollout at once; a loan that a call is changing waits for the next look."""
@@ -73,8 +78,11 @@ class Follower:
         if _over(loan) or memory.lock.locked():
             return
         async with memory.lock:
+            now = self.world.store.loan(loan.namespace, loan.name)  # a call may just have ended it
+            if now is None or _over(now):
+                return
             try:
-                await self._sync(loan, rollout, memory)
+                await self._sync(now, rollout, memory)
             except OperatorError as error:
                 where = f"{loan.namespace}/{loan.name}"
                 log.warning("loan not followed", extra={"loan": where, "error": str(error)})
@@ -102,7 +110,7 @@ class Follower:
             status = record.observed(status, await self._states(loan), now=self.world.clock.now())
         elif status.phase is LoanPhase.ASLEEP:
             status = record.cooling(status)
-        await self.world.store.write(loan, self._with_time(status, memory))
+        await self.world.write(loan, self._with_time(status, memory))
 
     def _with_time(self, status: GPULoanStatus, memory: Memory) -> GPULoanStatus:
         """What ends by time: the cool-down, and offers that nobody repeats."""

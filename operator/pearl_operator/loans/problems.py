@@ -16,6 +16,7 @@ class LoanReason(StrEnum):
     BORROWERS_STARTING = "BorrowersStarting"
     COOLING_DOWN = "CoolingDown"
     AGENT_UNAVAILABLE = "AgentUnavailable"
+    GROUP_INCOMPLETE = "GroupIncomplete"
     SUPERSEDED = "Superseded"
     WITHDRAWN = "Withdrawn"
     """The trainer took its GPUs back while the offer waited."""
@@ -38,7 +39,16 @@ class LoanReason(StrEnum):
     ACCESS_NOT_SUPPORTED = "AccessNotSupported"
     LOANS_DISABLED = "LoansDisabled"
     INVALID_BORROWER = "InvalidBorrower"
+    WRONG_NODE = "WrongNode"
+    UNKNOWN_GPU = "UnknownGpu"
+    MEMBER_OF_GROUP = "MemberOfGroup"
+    GROUP_OF_ANOTHER_ROLLOUT = "GroupOfAnotherRollout"
+    GROUP_NOT_FOUND = "GroupNotFound"
+    INVALID_BODY = "InvalidBody"
+    TOO_MANY_CALLS = "TooManyCalls"
     BUSY = "Busy"
+    REFUSED = "Refused"
+    """The API server does not take what had to be written; the message is its own."""
 
 
 class LoanProblem(Exception):  # noqa: N818 - named for the wire message that it becomes
@@ -48,10 +58,18 @@ class LoanProblem(Exception):  # noqa: N818 - named for the wire message that it
         reason: Closed reason.
         message: What is wrong and what to change.
         status: HTTP status of the answer.
+        retry_after_seconds: When the same call may succeed; None = not by waiting.
     """
 
-    def __init__(self, reason: LoanReason, message: str, status: HTTPStatus = HTTPStatus.UNPROCESSABLE_ENTITY) -> None:
+    def __init__(
+        self,
+        reason: LoanReason,
+        message: str,
+        status: HTTPStatus = HTTPStatus.UNPROCESSABLE_ENTITY,
+        retry_after_seconds: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.status = status
+        self.retry_after_seconds = retry_after_seconds

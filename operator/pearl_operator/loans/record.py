@@ -7,6 +7,7 @@ here before any agent hears of it.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from pearl_api.loan import GPULoanStatus, LoanPhase, LoanSlot, PastLoan
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from pearl_api.wire.loans import ReclaimedNotice
     from pearl_api.wire.worker import WorkerState
+    from pearl_operator.facts import LoanFact
 
 ACTIVE: Final = (LoanPhase.GRANTED, LoanPhase.WAKING, LoanPhase.SERVING)
 """An engine may run."""
@@ -26,6 +28,23 @@ TERMINAL: Final = (LoanPhase.DEREGISTERED, LoanPhase.LOST)
 _RESTING: Final = (WorkerPhase.COLD, WorkerPhase.ASLEEP, WorkerPhase.STOPPED)
 _COMING_UP: Final = (WorkerPhase.STARTING, WorkerPhase.WAKING)
 _KEPT: Final = 5
+_GRANTED: Final = "Granted"
+
+
+class Before(Enum):
+    """What became of a request that was granted before."""
+
+    STANDS = "stands"
+    OVER = "over"
+
+
+def answered_before(loans: Iterable[LoanFact], request_id: str) -> Before | None:
+    """Whether this very request was granted to all these loans, by whichever process; None = decide on it."""
+    known = [loan.status for loan in loans]
+    if not known or any((status.request_id, status.reason) != (request_id, _GRANTED) for status in known):
+        return None
+    one_epoch = len({status.epoch for status in known}) == 1
+    return Before.STANDS if one_epoch and all(status.phase in ACTIVE for status in known) else Before.OVER
 
 
 def enrolled(status: GPULoanStatus, slots: Iterable[LoanSlot], *, gpus: int) -> GPULoanStatus:
@@ -37,7 +56,9 @@ def enrolled(status: GPULoanStatus, slots: Iterable[LoanSlot], *, gpus: int) -> 
 def offered(
     status: GPULoanStatus, *, request_id: str, cap_seconds: float | None, reason: str, now: float
 ) -> GPULoanStatus:
-    """The trainer offers its GPUs, and for `reason` it stays at that for now."""
+    """The trainer offers its GPUs, and for `reason` it stays at that for now; what it had lent before is over."""
+    if status.phase in ACTIVE:
+        status = _ended(status, now=now, free=None)
     since = status.offered_at if status.phase is LoanPhase.OFFERED else to_rfc3339(now)
     return status.model_copy(
         update={
@@ -64,7 +85,7 @@ def granting(status: GPULoanStatus, epoch: int, *, now: float) -> GPULoanStatus:
             "epoch": epoch,
             "granted_at": to_rfc3339(now),
             "serving_at": None,
-            "reason": "Granted",
+            "reason": _GRANTED,
         }
     )
 

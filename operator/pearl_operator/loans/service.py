@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pearl_api.loan import LoanPhase
@@ -18,8 +19,10 @@ from pearl_operator.loans.world import World
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
+    from prometheus_client import CollectorRegistry
 
     from pearl_api.wire.loans import (
+        GroupRequest,
         LendAnswer,
         LendRequest,
         LoanView,
@@ -28,8 +31,10 @@ if TYPE_CHECKING:
         RegisterAnswer,
         RegisterRequest,
     )
-    from pearl_operator.facts import LoanFact, RolloutFact
+    from pearl_operator.facts import RolloutFact
     from pearl_operator.index import Index
+    from pearl_operator.loans.limits import Calls
+    from pearl_operator.loans.units import Unit
     from pearl_operator.ports import Agents, Clock, Keys, Kube, Resolver, RolloutKey
     from pearl_operator.settings import Settings
     from pearl_planner.types import AnswerLoan, Loan
@@ -66,6 +71,11 @@ class LoanService:
         self._follower = Follower(self._world)
         self._open = False
 
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """All series about loans."""
+        return self._world.metrics.registry
+
     def router(self) -> APIRouter:
         """The loan API over HTTP."""
         return api.router(self)
@@ -75,46 +85,63 @@ class LoanService:
         self._check_open()
         return await self._enroller.register(request, token)
 
-    async def authorise(self, namespace: str, name: str, token: str) -> LoanFact:
-        """The loan whose token this is; raises LoanProblem where there is none or it is another's."""
+    async def register_group(self, request: GroupRequest, token: str) -> RegisterAnswer:
+        """Gives the pod that the token is bound to the handle of a group."""
         self._check_open()
-        return await self._enroller.authorise(namespace, name, token)
+        return await self._enroller.register_group(request, token)
+
+    async def unit(self, namespace: str, name: str, token: str, calls: Calls, *, group: bool) -> Unit:
+        """The loan or group whose token this is.
+
+        Raises:
+            LoanProblem: there is none, the token is another's, or it calls too often.
+        """
+        self._check_open()
+        return await self._enroller.authorised(namespace, name, token, calls, group=group)
 
     def _check_open(self) -> None:
         # An index that is still empty knows no rollout and no loan, which is no reason to refuse a trainer for good.
         if not self._open:
             raise Unavailable("the operator is starting, or waits for its Lease: try again", seconds=2.0)
 
-    async def lend(self, loan: LoanFact, request: LendRequest) -> LendAnswer:
+    async def lend(self, unit: Unit, request: LendRequest) -> LendAnswer:
         """Grants or refuses the offered GPUs; a repeated request is answered alike."""
-        return await self._lender.lend(loan, request)
+        self._enroller.check_may_lend(unit, request)
+        return await self._lender.lend(unit, request)
 
-    async def reclaiming(self, loan: LoanFact, notice: ReclaimingNotice) -> LoanView:
+    async def reclaiming(self, unit: Unit, notice: ReclaimingNotice) -> LoanView:
         """A reclaim began; an offer that still waits is over."""
-        memory = self._world.memory((loan.namespace, loan.name))
+        memory = self._world.memory(unit.key)
         if memory.offer is not None:
             memory.offer.decide(granted=False, reason=LoanReason.WITHDRAWN)
-        async with memory.lock:
-            return self._world.view(await self._follower.reclaiming(loan, notice))
+        async with self._world.holding(unit):
+            await self._follower.reclaiming(unit, notice)
+        return await self.view(unit)
 
-    async def reclaimed(self, loan: LoanFact, notice: ReclaimedNotice) -> LoanView:
+    async def reclaimed(self, unit: Unit, notice: ReclaimedNotice) -> LoanView:
         """A reclaim ended."""
-        async with self._world.memory((loan.namespace, loan.name)).lock:
-            return self._world.view(await self._follower.reclaimed(loan, notice))
+        async with self._world.holding(unit):
+            await self._follower.reclaimed(unit, notice)
+        return await self.view(unit)
 
-    async def deregister(self, loan: LoanFact) -> LoanView:
+    async def deregister(self, unit: Unit) -> LoanView:
         """The trainer leaves: borrowers go, the record stays until the trainer pod goes."""
-        async with self._world.memory((loan.namespace, loan.name)).lock:
-            return self._world.view(await self._follower.end(loan, LoanPhase.DEREGISTERED))
+        async with self._world.holding(unit):
+            ended = [await self._follower.end(loan, LoanPhase.DEREGISTERED) for loan in self._world.fresh(unit).loans]
+        return await self._world.view(replace(unit, loans=tuple(ended)))
 
-    def view(self, loan: LoanFact) -> LoanView:
-        """The loan as the trainer sees it; its agents are the borrower pods that exist."""
-        return self._world.view(self._world.fresh(loan))
+    async def view(self, unit: Unit) -> LoanView:
+        """The unit as the trainer sees it; its agents are the borrower pods that exist."""
+        return await self._world.view(self._world.fresh(unit))
 
     def planner_loans(self, rollout: RolloutKey) -> tuple[Loan, ...]:
         """The planner's facts of a rollout's loans, with the offers that wait for its answer."""
         memories = self._world.memories.items()
-        waiting = {key: memory.offer.waiting for key, memory in memories if memory.offer is not None}
+        waiting = {
+            key: memory.offer.waiting
+            for key, memory in memories
+            if memory.offer is not None and memory.offer.rollout == rollout
+        }
         return to_planner_loans(self._world.store.index.loans_of(rollout), waiting)
 
     async def answer(self, action: AnswerLoan, rollout: RolloutFact) -> None:

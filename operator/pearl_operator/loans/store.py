@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pearl_api import names
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pearl_operator.facts import LoanFact, PodFact, RolloutFact
     from pearl_operator.index import Index
     from pearl_operator.loans.enrol import Enrolment
-    from pearl_operator.ports import Kube
+    from pearl_operator.ports import Kube, RolloutKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Store:
 
     kube: Kube
     index: Index
+    numbering: dict[RolloutKey, set[int]] = field(default_factory=dict)
+    """Slots of borrowers that are being made."""
 
     def loan(self, namespace: str, name: str) -> LoanFact | None:
         """The loan as indexed; own writes are in it at once."""
@@ -40,6 +42,15 @@ class Store:
             and pod.owner_uid == loan.spec.trainer.uid
         )
         return sorted(found, key=lambda pod: pod.rank)
+
+    def borrowers_of_group(self, namespace: str, group: str) -> list[PodFact]:
+        """All borrower pods of a group, those of trainer pods that are gone too."""
+        found = (
+            pod
+            for pod in self.index.pods.values()
+            if pod.group == group and pod.address.namespace == namespace and pod.loan
+        )
+        return sorted(found, key=lambda pod: (pod.loan or "", pod.rank))
 
     async def create_loan(self, enrolment: Enrolment) -> LoanFact:
         """The GPULoan of this enrolment, made if it is missing.
@@ -97,9 +108,15 @@ class Store:
         there = {pod.address.name: pod for pod in self.borrowers(loan)}
         wanted = [names.borrower_pod(loan.name, index) for index in range(count)]
         missing = [index for index, name in enumerate(wanted) if name not in there]
+        making = self.numbering.setdefault(rollout.key, set())
         taken = {pod.slot for pod in self.index.workers_of(rollout.key) if pod.slot is not None}
-        for index, slot in zip(missing, borrowers.free_slots(taken, len(missing)), strict=True):
-            await self._create_borrower(loan, rollout, index, slot)
+        slots = borrowers.free_slots(taken | making, len(missing))
+        making.update(slots)  # trainers enrol side by side
+        try:
+            for index, slot in zip(missing, slots, strict=True):
+                await self._create_borrower(loan, rollout, index, slot)
+        finally:
+            making.difference_update(slots)
         return self.borrowers(loan)
 
     async def _create_borrower(self, loan: LoanFact, rollout: RolloutFact, index: int, slot: int) -> None:

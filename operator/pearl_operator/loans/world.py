@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from pearl_api import tokens
 from pearl_api.wire.loans import AgentEndpoint, LoanView
+from pearl_operator.loans.limits import Limits
+from pearl_operator.loans.metrics import LoanMetrics
+from pearl_operator.loans.units import members_of
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from pearl_api.loan import GPULoanStatus
     from pearl_api.rollout import PearlRolloutSpec
     from pearl_api.wire.loans import LendAnswer
-    from pearl_operator.facts import LoanFact
+    from pearl_operator.facts import LoanFact, PodFact
     from pearl_operator.loans.facts import LoanKey, Waiting
     from pearl_operator.loans.store import Store
-    from pearl_operator.ports import Agents, Clock, Keys, Resolver
+    from pearl_operator.loans.units import Unit
+    from pearl_operator.ports import Agents, Clock, Keys, Resolver, RolloutKey
     from pearl_operator.settings import Settings
 
 KILL_SECONDS: Final = 2.0
@@ -28,6 +37,7 @@ class Offer:
     """An offer that waits for the planner's answer: (granted, reason)."""
 
     request_id: str
+    rollout: RolloutKey
     waiting: Waiting
     answer: asyncio.Future[tuple[bool, str]]
 
@@ -39,7 +49,7 @@ class Offer:
 
 @dataclass(slots=True)
 class Memory:
-    """What one loan needs beside its record; nothing in it must survive a restart. Instants are monotonic."""
+    """What one loan or group needs beside the record; nothing here must survive a restart. Instants are monotonic."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by whoever changes the loan."""
@@ -47,8 +57,11 @@ class Memory:
     last: tuple[str, LendAnswer] | None = None
     """Request id and answer of the last offer, for repeats."""
     offered_at: float | None = None
+    phase_since: float | None = None
+    """When this process saw its phase change; None = before it started."""
     cooling_since: float | None = None
     trainer_checked_at: float | None = None
+    followed_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,35 +84,75 @@ class World:
     resolver: Resolver
     settings: Settings
     memories: dict[LoanKey, Memory] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    metrics: LoanMetrics = field(default_factory=LoanMetrics)
 
-    def memory(self, loan: LoanKey) -> Memory:
-        """The memory of one loan, made on first use."""
-        return self.memories.setdefault(loan, Memory())
+    def memory(self, key: LoanKey) -> Memory:
+        """The memory of one loan or group, made on first use."""
+        return self.memories.setdefault(key, Memory())
 
-    def wake(self, loan: LoanFact) -> None:
-        """Makes the loop of its rollout look now."""
-        self.store.index.wake(loan.rollout)
+    @asynccontextmanager
+    async def holding(self, unit: Unit) -> AsyncIterator[None]:
+        """Nobody else changes the unit or its loans inside; always in this order, so that nobody waits in a ring."""
+        keys = dict.fromkeys((unit.key, *((loan.namespace, loan.name) for loan in unit.loans)))
+        async with AsyncExitStack() as stack:
+            for key in keys:
+                await stack.enter_async_context(self.memory(key).lock)
+            yield
 
-    def fresh(self, loan: LoanFact) -> LoanFact:
-        """The loan as it is now; other calls may have written since."""
-        return self.store.loan(loan.namespace, loan.name) or loan
+    def wake(self, rollout: RolloutKey) -> None:
+        """Makes the loop of this rollout look now."""
+        self.store.index.wake(rollout)
 
-    def endpoints(self, loan: LoanFact) -> list[AgentEndpoint]:
-        """Its borrower pods and where their agents answer; ending pods are still there."""
+    def fresh(self, unit: Unit) -> Unit:
+        """The unit as it is now; other calls may have written since, and pods may have joined or left a group."""
+        if unit.group:
+            return replace(unit, loans=members_of(self.store.index.loans.values(), unit.namespace, unit.name))
+        return replace(unit, loans=tuple(self.store.loan(loan.namespace, loan.name) or loan for loan in unit.loans))
+
+    async def write(self, loan: LoanFact, status: GPULoanStatus) -> LoanFact:
+        """Stores a status; a change of phase is timed."""
+        stored = await self.store.write(loan, status)
+        before, after = loan.status.phase, stored.status.phase
+        if before is not after:
+            memory, now = self.memory((loan.namespace, loan.name)), self.clock.monotonic()
+            lasted = None if memory.phase_since is None else now - memory.phase_since
+            memory.phase_since = now
+            self.metrics.changed(loan.rollout, before, after, lasted)
+        return stored
+
+    async def endpoints(self, unit: Unit) -> list[AgentEndpoint]:
+        """Its borrower pods and where their agents answer; ending pods, also of pods that left, are still there."""
+        pods = self._pods(unit)
+        root = await self.keys.root_key(unit.rollout) if unit.group and pods else ""
         return [
-            AgentEndpoint(pod=pod.address.name, uid=pod.address.uid, url=self.resolver.agent(pod.address))
-            for pod in self.store.borrowers(loan)
+            AgentEndpoint(
+                pod=pod.address.name,
+                uid=pod.address.uid,
+                url=self.resolver.agent(pod.address),
+                token=_token_of(pod, root) if unit.group else None,
+            )
+            for pod in pods
         ]
 
-    def view(self, loan: LoanFact) -> LoanView:
-        """The loan as the trainer sees it."""
+    def _pods(self, unit: Unit) -> list[PodFact]:
+        if unit.group:
+            return self.store.borrowers_of_group(unit.namespace, unit.name)
+        return [pod for loan in unit.loans for pod in self.store.borrowers(loan)]
+
+    async def view(self, unit: Unit) -> LoanView:
+        """The unit as the trainer sees it."""
         return LoanView(
-            namespace=loan.namespace,
-            name=loan.name,
-            epoch=loan.status.epoch,
-            phase=loan.status.phase.value,
-            agents=self.endpoints(loan),
+            namespace=unit.namespace,
+            name=unit.name,
+            epoch=unit.epoch,
+            phase=unit.phase.value,
+            agents=await self.endpoints(unit),
         )
+
+
+def _token_of(pod: PodFact, root: str) -> str:
+    return tokens.loan_token(root, pod.address.namespace, pod.loan or "", pod.owner_uid or "")
 
 
 def lease_seconds(spec: PearlRolloutSpec) -> float:

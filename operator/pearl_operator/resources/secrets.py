@@ -22,9 +22,9 @@ def root_secret(rollout: RolloutFact, key: str) -> Object:
 def derived_secrets(rollout: RolloutFact, key: str) -> list[Object]:
     """What workers, gateway and clients mount."""
     name = rollout.key.name
-    derived = {purpose: tokens.derive(key, purpose) for purpose in ("agent", "engine", "gateway", "client", "loan")}
+    derived = {purpose: tokens.derive(key, purpose) for purpose in ("agent", "engine", "gateway", "client")}
     return [
-        _secret(rollout, names.worker_secret(name), _pick(derived, "agent", "engine", "loan")),
+        _secret(rollout, names.worker_secret(name), _pick(derived, "agent", "engine")),
         _secret(rollout, names.gateway_secret(name), _pick(derived, "agent", "engine", "gateway", "client")),
         _secret(rollout, names.client_secret(name), {"token": derived["client"]}),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pearl_api.tokens import derive, loan_token, matches, new_key
+from pearl_api.tokens import derive, group_token, loan_token, matches, new_key
 
 # RFC 4231, test case 2: key "Jefe", data "what do ya want for nothing?".
 KEY, DATA = "Jefe", "what do ya want for nothing?"
@@ -20,9 +20,16 @@ def test_an_empty_key_yields_no_token() -> None:
         derive("", "agent")
 
 
-def test_loans_of_one_name_in_two_namespaces_have_different_tokens() -> None:
-    key = derive(new_key(), "loan")
-    assert loan_token(key, "a", "trainer-0") != loan_token(key, "b", "trainer-0")
+def test_no_two_loans_and_groups_share_a_token() -> None:
+    key = new_key()
+    made = [
+        loan_token(key, "a", "trainer-0", "uid-1"),
+        loan_token(key, "b", "trainer-0", "uid-1"),
+        loan_token(key, "a", "trainer-0", "uid-2"),  # a later pod of that name
+        group_token(key, "a", "trainer-0/uid-1"),
+        group_token(key, "a", "trainer-0"),
+    ]
+    assert len(set(made)) == len(made)
 
 
 @pytest.mark.parametrize(

@@ -284,9 +284,10 @@ class BorrowerPod:
         self.settings = worker_settings(environment | {"PEARL_ENGINE_DEVICE": "gpu"})
         loan = self.settings.loan
         assert loan is not None
-        derived = tokens.derive(ROOT_KEY, "loan")
+        owner = body["metadata"]["ownerReferences"][0]["uid"]
         self.tokens = worker_api.Tokens(
-            agent=tokens.derive(ROOT_KEY, "agent"), loan=tokens.loan_token(derived, loan.namespace, loan.name)
+            agent=tokens.derive(ROOT_KEY, "agent"),
+            loan=tokens.loan_token(ROOT_KEY, loan.namespace, loan.name, owner),
         )
         self.device = Device()
         self.engine = FakeEngine(self.device)

@@ -117,7 +117,8 @@ async def test_a_trainer_that_dies_silently_leaves_no_engine_running(bench: Benc
     client = bench.client()
     loan = await client.register(rollout="swe")
     await bench.until(lambda: all(pod.worker.ready for pod in bench.pods.values()) and bool(bench.pods))
-    await loan._background.stop()  # type: ignore[union-attr]
+    for work in loan._beside or []:
+        await work.stop()
     await asyncio.sleep(8 + 10)  # lease, then the time it may take to vacate
     assert [pod.device.used for pod in bench.pods.values()] == [0, 0]
     await bench.until(lambda: bench.status()["phase"] == "Idle")

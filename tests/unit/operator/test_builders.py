@@ -209,7 +209,7 @@ def test_gateway_and_workers_agree_on_the_kv_lease_of_each_zone() -> None:
 def test_each_secret_holds_its_holders_tokens_only() -> None:
     key = "0" * 64
     secrets = {secret["metadata"]["name"]: secret["data"] for secret in derived_secrets(fact(spec_of()), key)}
-    assert set(secrets["swe-pearl-worker"]) == {"agent", "engine", "loan"}
+    assert set(secrets["swe-pearl-worker"]) == {"agent", "engine"}
     assert set(secrets["swe-pearl-gateway"]) == {"agent", "engine", "gateway", "client"}
     assert set(secrets["swe-pearl-client"]) == {"token"}
     assert key not in str(secrets)
