@@ -132,6 +132,8 @@ def apply_rollout(rollout: Mapping[str, Any], routing: Routing) -> None:
     weights = (rollout.get("spec") or {}).get("weights") or {}
     routing.max_staleness = int(weights.get("maxStaleness", routing.max_staleness))
     routing.on_exceed = str(weights.get("onExceed", routing.on_exceed))
+    routing.rollout = weights.get("rollout", routing.rollout)
+    routing.on_update = str(weights.get("onUpdate", routing.on_update))
     routing.measured_from = str(weights.get("measuredFrom", routing.measured_from))
 
 

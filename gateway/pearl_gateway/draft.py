@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pearl_gateway.engine import Chunk
     from pearl_gateway.fleet import Worker
     from pearl_gateway.trajectory import Trajectory, Turn
+    from pearl_gateway.versions import Accepted
 
 
 class Draft:
@@ -34,10 +35,14 @@ class Draft:
         "trajectory",
         "turn",
         "version_before",
+        "weights",
         "worker",
     )
 
-    def __init__(self, trajectory: Trajectory, turn: Turn, worker: Worker, prefill: Worker | None) -> None:
+    def __init__(
+        self, trajectory: Trajectory, turn: Turn, worker: Worker, prefill: Worker | None, weights: Accepted
+    ) -> None:
+        self.weights = weights
         self.trajectory = trajectory
         self.turn = turn
         self.worker = worker
@@ -94,6 +99,14 @@ def engine_request(turn: Turn, max_model_len: int) -> dict[str, Any]:
     if done and sampling.get("seed") is not None:
         sampling["seed"] = derived_seed(sampling["seed"], len(turn.pieces))
     return {**turn.extra, "token_ids": turn.prompt + turn.token_ids, "sampling_params": sampling}
+
+
+def salt_with_version(body: dict[str, Any], version: int | None) -> None:
+    """Keep cached KV apart by the version that its trajectory began with.
+
+    Where KV survives an update, a trajectory goes on with its own, and nobody else finds it under newer weights.
+    """
+    body["cache_salt"] = f"{body.get('cache_salt', '')}/weights-{version}"
 
 
 def room(turn: Turn, max_model_len: int) -> int:

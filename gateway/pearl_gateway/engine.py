@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from pearl_gateway.errors import EngineClosedError, EngineRefusedError, EngineStalledError, EngineUnreachableError
+from pearl_gateway.errors import (
+    EngineClosedError,
+    EngineRefusedError,
+    EngineStalledError,
+    EngineUnreachableError,
+    EngineWeightsError,
+)
+from pearl_gateway.versions import ANY, WEIGHTS_HEADER, Accepted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
 GATE_HEADER = "x-pearl-gate"
 _DEFAULT_VERSION = "default"
@@ -75,7 +82,7 @@ class EngineClient:
         self._engine = {"Authorization": f"Bearer {engine_token}"} if engine_token else {}
         self._agent = {"Authorization": f"Bearer {agent_token}"} if agent_token else {}
 
-    async def generate(
+    async def generate(  # noqa: PLR0913 - all but the first two are bounds
         self,
         url: str,
         body: dict[str, Any],
@@ -83,6 +90,7 @@ class EngineClient:
         first_seconds: float,
         stall_seconds: float,
         on_open: Callable[[Callable[[], None]], None],
+        weights: Accepted = ANY,
     ) -> AsyncGenerator[Chunk]:
         """Stream one generation.
 
@@ -92,6 +100,7 @@ class EngineClient:
             first_seconds: Deadline until the first token.
             stall_seconds: Longest silence after it.
             on_open: Gets a function that breaks the connection, to be called when the worker is known to be gone.
+            weights: Versions that may answer; the engine refuses with others.
 
         Raises:
             EngineError: see `pearl_gateway.errors`; the chunks yielded before it are valid.
@@ -99,7 +108,7 @@ class EngineClient:
         deadline = asyncio.get_running_loop().time() + first_seconds
         try:
             async with asyncio.timeout_at(deadline):
-                response = await self._open_stream(url, {**body, "stream": True}, on_open)
+                response = await self._open_stream(url, {**body, "stream": True}, on_open, weights)
         except aiohttp.ConnectionTimeoutError as error:
             raise EngineUnreachableError(f"{url}: {error!r}") from error
         except TimeoutError:
@@ -118,11 +127,12 @@ class EngineClient:
             response.close()
 
     async def _open_stream(
-        self, url: str, body: dict[str, Any], on_open: Callable[[Callable[[], None]], None]
+        self, url: str, body: dict[str, Any], on_open: Callable[[Callable[[], None]], None], weights: Accepted
     ) -> aiohttp.ClientResponse:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._connect)
         path = url + "/inference/v1/generate"
-        call = asyncio.ensure_future(self._session.post(path, json=body, headers=self._engine, timeout=timeout))
+        headers = self._engine | weights.headers()
+        call = asyncio.ensure_future(self._session.post(path, json=body, headers=headers, timeout=timeout))
 
         def lose() -> None:
             call.cancel()
@@ -136,7 +146,7 @@ class EngineClient:
                 raise
             raise EngineUnreachableError(f"{url}: the worker is gone") from None
 
-    async def prefill(self, url: str, body: dict[str, Any], seconds: float) -> Prefilled:
+    async def prefill(self, url: str, body: dict[str, Any], seconds: float, weights: Accepted = ANY) -> Prefilled:
         """Compute the prompt's KV and keep it for another worker to fetch.
 
         Raises:
@@ -144,14 +154,21 @@ class EngineClient:
         """
         request = {**body, "stream": False, "kv_transfer_params": _KEEP_KV}
         request["sampling_params"] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-        answer = await self.post(url, "/inference/v1/generate", request, seconds)
+        answer = await self.post(url, "/inference/v1/generate", request, seconds, weights.headers())
         params = answer.get("kv_transfer_params")
         if not params:
             raise EngineUnreachableError(f"{url}: prefill gave no kv_transfer_params; is --kv-transfer-config set?")
         spans = _spans(answer["choices"][0].get("weight_versions")) or []
         return Prefilled(params, spans[0].version if spans else None)
 
-    async def post(self, url: str, path: str, body: Any, seconds: float = _TEXT_SECONDS) -> Any:
+    async def post(
+        self,
+        url: str,
+        path: str,
+        body: Any,
+        seconds: float = _TEXT_SECONDS,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """One JSON call to the engine, answered as JSON.
 
         Raises:
@@ -159,7 +176,8 @@ class EngineClient:
         """
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect)
         try:
-            async with self._session.post(url + path, json=body, headers=self._engine, timeout=timeout) as response:
+            both = self._engine | dict(headers or {})
+            async with self._session.post(url + path, json=body, headers=both, timeout=timeout) as response:
                 await _check(response, url)
                 return json.loads(await response.read())
         except aiohttp.ConnectionTimeoutError as error:
@@ -208,6 +226,9 @@ async def _check(response: aiohttp.ClientResponse, url: str) -> None:
         return
     content = await response.read()
     if response.status == HTTPStatus.SERVICE_UNAVAILABLE and GATE_HEADER in response.headers:
+        version = response.headers.get(WEIGHTS_HEADER, "")
+        if version.isdigit():
+            raise EngineWeightsError(f"{url}: it serves weights {version}", int(version))
         raise EngineClosedError(f"{url}: the gate is closed")
     text = content[:500].decode("utf-8", "replace")
     if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

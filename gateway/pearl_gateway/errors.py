@@ -42,6 +42,14 @@ class EngineClosedError(EngineError):
     """The engine is well but takes no work now (its guard's gate is closed): ask another, or it again soon."""
 
 
+class EngineWeightsError(EngineClosedError):
+    """The engine is well, and its weights are not those that the turn accepts."""
+
+    def __init__(self, message: str, version: int) -> None:
+        super().__init__(message)
+        self.version = version
+
+
 class EngineRefusedError(EngineError):
     """The engine understood and refused (4xx): no other engine would answer better."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pearl_api.names import Activity, Role
 from pearl_gateway.router import Candidate
+from pearl_gateway.versions import Loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -208,6 +209,27 @@ class Fleet:
         """A token came from it."""
         if worker.first_token_in_role_seconds is None:
             worker.first_token_in_role_seconds = self._clock() - worker.role_seen_at
+
+    def saw_version(self, worker: Worker, version: int | None) -> None:
+        """An answer of the worker told its weights; what its agent told may be newer, an answer takes its time."""
+        known = worker.weight_version
+        if version is not None and (worker.facts.agent_url is None or known is None or version > known):
+            worker.weight_version = version
+
+    def loaded(self) -> list[Loaded]:
+        """The weights of all workers that have an agent to tell them."""
+        return [
+            Loaded(worker.weight_version, worker.in_flight > 0)
+            for worker in self.workers.values()
+            if worker.facts.agent_url is not None
+        ]
+
+    def published_version(self) -> int | None:
+        """Newest version known to be published: read from the manifest by an agent, or loaded; None = nobody told."""
+        wanted = self.wanted_version()
+        if wanted is None:
+            return None
+        return max([wanted, *(one.version for one in self.loaded() if one.version is not None)])
 
     def versions(self) -> list[int]:
         """Loaded weight versions of all workers that told one."""

@@ -19,6 +19,7 @@ from pearl_gateway.stops import StopWatch
 from pearl_gateway.tally import Tally
 from pearl_gateway.text import TextService
 from pearl_gateway.turn import Runner
+from pearl_gateway.versions import Staleness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -44,6 +45,14 @@ class Routing:
     """`WaitForOldest` holds new groups, `Abort` ends trajectories that exceed the bound."""
     measured_from: str = "FirstToken"
     """`FirstToken` or `Dispatch`: which weight version a trajectory's age is counted from."""
+    rollout: str | None = None
+    """`Rolling` or `AllAtOnce`; None = all at once where no staleness is allowed."""
+    on_update: str = "Recompute"
+
+    def staleness(self) -> Staleness:
+        """Which weights turns may be generated with."""
+        all_at_once = self.max_staleness == 0 if self.rollout is None else self.rollout == "AllAtOnce"
+        return Staleness(self.max_staleness, all_at_once)
 
 
 class Gateway:
@@ -86,6 +95,8 @@ class Gateway:
             clock=clock,
             local_append_tokens=lambda: self.routing.local_append_tokens,
             measured_from=lambda: self.routing.measured_from,
+            staleness=self.routing.staleness,
+            keeps_kv=lambda: self.routing.on_update == "KeepKV",
             stop_watch=lambda turn: StopWatch(turn, self.text),
         )
         self.permits = Permits(self._bounds)
@@ -181,8 +192,8 @@ class Gateway:
                 ages[age] = ages.get(age, 0) + tokens
 
     def _newest_version(self) -> int:
-        wanted = self.fleet.wanted_version()
-        return wanted if wanted is not None else max(self.fleet.versions(), default=0)
+        published = self.fleet.published_version()
+        return published if published is not None else max(self.fleet.versions(), default=0)
 
     def _bounds(self) -> Bounds:
         # Only what belongs to a batch is ever consumed; the rest would hold new groups back for good.

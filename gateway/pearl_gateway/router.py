@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from pearl_api.names import Role
+from pearl_gateway.versions import ANY, Accepted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,8 @@ class Ask:
     """Worker that has the prompt of the trajectory's group."""
     group_prefill: str | None = None
     local_append_tokens: int = 0
-    min_version: int | None = None
+    weights: Accepted = ANY
+    """Versions that may generate it."""
     excluded: frozenset[str] = frozenset()
     bad_links: frozenset[tuple[str, str]] = frozenset()
 
@@ -79,13 +81,15 @@ def choose(candidates: Sequence[Candidate], ask: Ask) -> Route | None:
 
     A worker that just failed the turn (`excluded`) is used only if there is no other.
     """
-    fit = [one for one in candidates if ask.min_version is None or _at_least(one.version, ask.min_version)]
+    fit = [one for one in candidates if _acceptable(one.version or 0, ask.weights)]
     fresh = [one for one in fit if one.uid not in ask.excluded]
     return _choose(fresh, ask) or _choose(fit, ask)
 
 
-def _at_least(version: int | None, wanted: int) -> bool:
-    return (version or 0) >= wanted
+def _acceptable(version: int, weights: Accepted) -> bool:
+    """Whether they may be used; a worker that told nothing counts as the oldest."""
+    least, most = weights.least, weights.most
+    return (least is None or version >= least) and (most is None or version <= most)
 
 
 def _choose(candidates: Sequence[Candidate], ask: Ask) -> Route | None:

@@ -13,35 +13,34 @@ from typing import TYPE_CHECKING, Any
 
 from pearl_api.names import Activity
 from pearl_api.wire.gateway import SegmentReason
-from pearl_gateway.draft import Draft, engine_request, room
+from pearl_gateway.draft import Draft, engine_request, room, salt_with_version
 from pearl_gateway.errors import (
     EngineClosedError,
     EngineRefusedError,
     EngineStalledError,
     EngineUnreachableError,
+    EngineWeightsError,
     GatewayError,
-    try_later,
 )
 from pearl_gateway.groups import Groups
-from pearl_gateway.router import Ask, Route, choose
+from pearl_gateway.places import Places
+from pearl_gateway.tries import Tries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pearl_gateway.engine import Chunk, EngineClient
+    from pearl_gateway.engine import Chunk, EngineClient, Prefilled
     from pearl_gateway.fleet import Busy, Fleet, Worker
+    from pearl_gateway.router import Route
     from pearl_gateway.settings import Limits
     from pearl_gateway.stops import StopWatch
     from pearl_gateway.tally import Tally
     from pearl_gateway.trajectory import Trajectory, Turn
+    from pearl_gateway.versions import Accepted, Staleness
 
 _LOG = logging.getLogger(__name__)
 
 _CLOSED_SECONDS = 0.25
-_RETRY_SECONDS = (0.0, 0.05, 0.2, 0.5, 1.0)
-"""Pauses before the next try while tries bring no token; the last one repeats."""
-_MOST_LOST = 6
-"""Workers that may fail on one turn, one after the other and without a token, before it is given back."""
 _STATE_SECONDS = 0.5
 _PRIME_SECONDS = 10.0
 """Longest wait of a group's members for the one that computes their prompt."""
@@ -51,37 +50,6 @@ _STUCK_AFTER = 3
 
 class _HandoffFailed(Exception):  # noqa: N818 - a reason to go elsewhere, not an error anybody reports
     """The KV did not get across, or must not be used."""
-
-
-class _Tries:
-    """What became of the tries of one turn."""
-
-    def __init__(self, now: float) -> None:
-        self.excluded: frozenset[str] = frozenset()
-        self._fruitless = 0
-        self._lost = 0
-        self._progress_at = now
-
-    def pause(self) -> float:
-        """Seconds before the next try."""
-        return _RETRY_SECONDS[min(self._fruitless, len(_RETRY_SECONDS) - 1)]
-
-    def note(self, route: Route, reason: SegmentReason, now: float, *, progress: bool) -> None:
-        """A try ended without the whole answer."""
-        self.excluded = frozenset({route.worker} | ({route.prefill} if route.prefill else set()))
-        if progress:
-            self._fruitless, self._lost, self._progress_at = 0, 0, now
-        else:
-            self._fruitless += 1
-            self._lost += reason is SegmentReason.WORKER_LOST
-
-    def check(self, now: float, longest_seconds: float) -> None:
-        """Raise GatewayError (retryable) when it makes no sense to go on."""
-        if self._lost >= _MOST_LOST:
-            # It may be the request itself that kills engines: it must not go round the whole fleet.
-            raise try_later("WorkerLost", f"{self._lost} workers in a row failed on this turn", 5.0)
-        if now - self._progress_at > longest_seconds:
-            raise try_later("NoProgress", f"no worker answered within {longest_seconds:.0f} s", 5.0)
 
 
 class Runner:
@@ -97,6 +65,8 @@ class Runner:
         clock: Callable[[], float],
         local_append_tokens: Callable[[], int],
         measured_from: Callable[[], str],
+        staleness: Callable[[], Staleness],
+        keeps_kv: Callable[[], bool],
         stop_watch: Callable[[Turn], StopWatch],
     ) -> None:
         self._fleet = fleet
@@ -104,10 +74,19 @@ class Runner:
         self._limits = limits
         self._tally = tally
         self._clock = clock
-        self._local_append_tokens = local_append_tokens
         self._measured_from = measured_from
+        self._keeps_kv = keeps_kv
         self._stop_watch = stop_watch
         self._groups = Groups()
+        self._places = Places(
+            fleet=fleet,
+            groups=self._groups,
+            tally=tally,
+            clock=clock,
+            queue_seconds=limits.queue_seconds,
+            local_append_tokens=local_append_tokens,
+            staleness=staleness,
+        )
         self._stuck: dict[str, int] = {}
 
     async def run(self, trajectory: Trajectory, turn: Turn) -> None:
@@ -138,16 +117,16 @@ class Runner:
             GatewayError: nothing serves it (retryable).
             EngineRefusedError: the request itself is wrong.
         """
-        tries = _Tries(self._clock())
+        tries = Tries(self._clock())
         while not turn.complete:
             if room(turn, self._limits.max_model_len) <= 0:
                 turn.finish_reason = "length"
                 return
             await asyncio.sleep(tries.pause())
             # Nothing is awaited between choice and counting, so that a burst does not choose one worker.
-            route = await self._wait_for_route(trajectory, turn, tries.excluded)
+            route, weights = await self._places.find(trajectory, turn, tries.excluded)
             before = len(turn.token_ids)
-            reason = await self._serve(trajectory, turn, route)
+            reason = await self._serve(trajectory, turn, route, weights)
             if reason is SegmentReason.COMPLETE:
                 return
             progress = len(turn.token_ids) > before
@@ -160,48 +139,22 @@ class Runner:
         """The group is over; nobody will ask for its prompt again."""
         self._groups.forget(group)
 
-    async def _wait_for_route(self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]) -> Route:
-        deadline = self._clock() + self._limits.queue_seconds
-        with self._tally.queued():
-            while True:
-                route = choose(self._fleet.candidates(), self._ask(trajectory, turn, excluded))
-                if route is not None:
-                    return route
-                left = deadline - self._clock()
-                if left <= 0:
-                    raise try_later(
-                        "NoWorker", f"no worker became ready within {self._limits.queue_seconds:.0f} s", 5.0
-                    )
-                await self._fleet.wait_change(min(left, _CLOSED_SECONDS))
-
-    def _ask(self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]) -> Ask:
-        place = self._groups.place(trajectory.group)
-        return Ask(
-            prompt_tokens=len(turn.prompt) + len(turn.token_ids),
-            cached_tokens=min(trajectory.cached_tokens, trajectory.common_prefix(turn.prompt)),
-            home=trajectory.home,
-            prefill_home=trajectory.prefill_home,
-            group_home=place.home,
-            group_prefill=place.prefill,
-            local_append_tokens=self._local_append_tokens(),
-            min_version=turn.min_version,
-            excluded=excluded,
-            bad_links=self._fleet.bad_links(),
-        )
-
-    async def _serve(self, trajectory: Trajectory, turn: Turn, route: Route) -> SegmentReason:
+    async def _serve(self, trajectory: Trajectory, turn: Turn, route: Route, weights: Accepted) -> SegmentReason:
         """Try one route; the answer says why it ended. Only refusals raise."""
         worker = self._fleet.workers.get(route.worker)
         prefill = self._fleet.workers.get(route.prefill) if route.prefill else None
         if worker is None or (route.prefill and prefill is None):
             return SegmentReason.WORKER_LOST
         turn.route = route.kind
-        draft = Draft(trajectory, turn, worker, prefill)
+        draft = Draft(trajectory, turn, worker, prefill, weights)
         try:
             await self._generate(trajectory, turn, draft)
             reason = await self._after_abort(worker) if turn.finish_reason is None else SegmentReason.COMPLETE
         except _HandoffFailed:
             reason = SegmentReason.HANDOFF_FAILED
+        except EngineWeightsError as error:
+            self._fleet.saw_version(draft.called, error.version)
+            reason = SegmentReason.HANDOFF_FAILED if draft.kv_sent else SegmentReason.DRAINED
         except EngineClosedError:
             self._fleet.close_for(draft.called, _CLOSED_SECONDS)
             reason = SegmentReason.DRAINED
@@ -221,6 +174,9 @@ class Runner:
     async def _generate(self, trajectory: Trajectory, turn: Turn, draft: Draft) -> None:
         worker = draft.worker
         body = engine_request(turn, self._limits.max_model_len)
+        if self._keeps_kv():
+            version = trajectory.first_version
+            salt_with_version(body, worker.weight_version if version is None else version)
         prompt_tokens = len(body["token_ids"])
         uncached = prompt_tokens - (trajectory.cached_tokens if trajectory.home == worker.facts.uid else 0)
         # The decode slot is taken before the prefill starts, so that its KV does not wait for one.
@@ -243,7 +199,7 @@ class Runner:
         with self._fleet.busy(prefill, len(body["token_ids"]), draft.lose), self._tally.prefilling():
             if prefill.facts.url is None or draft.worker.facts.url is None:
                 raise EngineUnreachableError("the worker has no address any more")
-            call = asyncio.ensure_future(self._engine.prefill(prefill.facts.url, body, self._limits.prefill_seconds))
+            call = asyncio.ensure_future(self._prefill(prefill.facts.url, body, draft))
             draft.closers.append(call.cancel)
             try:
                 done = await call
@@ -255,7 +211,7 @@ class Runner:
         draft.called = draft.worker
         draft.handed_at = self._clock()
         if done.version is not None:
-            prefill.weight_version = done.version
+            self._fleet.saw_version(prefill, done.version)
         await self._learn_version(draft.worker)
         if done.version != draft.worker.weight_version and draft.worker.weight_version is not None:
             # The prefill is as good as any; the decode worker computes the prompt under its own weights.
@@ -264,6 +220,9 @@ class Runner:
             return
         draft.kv_version, draft.kv_sent = done.version, True
         body["kv_transfer_params"] = done.kv_transfer_params
+
+    async def _prefill(self, url: str, body: dict[str, Any], draft: Draft) -> Prefilled:
+        return await self._engine.prefill(url, body, self._limits.prefill_seconds, draft.weights)
 
     async def _learn_version(self, worker: Worker) -> None:
         """Ask the agent for the loaded version where no answer has told it yet."""
@@ -282,6 +241,7 @@ class Runner:
             first_seconds=self._first_token_by(draft),
             stall_seconds=self._limits.stall_seconds,
             on_open=draft.closers.append,
+            weights=draft.weights.exactly(draft.kv_version),
         )
         try:
             async with aclosing(chunks):
@@ -333,7 +293,7 @@ class Runner:
     def _final_chunk(self, draft: Draft, chunk: Chunk) -> None:
         turn = draft.turn
         if chunk.spans:
-            draft.worker.weight_version = chunk.spans[-1].version
+            self._fleet.saw_version(draft.worker, chunk.spans[-1].version)
             if draft.kv_version is not None and chunk.spans[0].version != draft.kv_version:
                 self._mixed(draft)
         if chunk.finish_reason != "abort":

@@ -76,10 +76,13 @@ class FakeEngine:
     broken: bool = False
     mute: bool = False
     gate_closed: bool = False
+    guarded: bool = True
+    """Refuses requests that do not accept its weights, as PEARL's guard does."""
     tokens_per_chunk: int = 1
     pause: float = 0.0
     requests: list[dict[str, Any]] = field(default_factory=list)
     fetched: int = 0
+    unwanted: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     runner: web.AppRunner | None = None
@@ -120,6 +123,11 @@ class FakeEngine:
             return web.Response(status=500)
         if self.gate_closed:
             return web.json_response({"error": {"message": "closed"}}, status=503, headers={"x-pearl-gate": "closed"})
+        least, most = (request.headers.get(f"X-Pearl-{end}-Weights", self.version) for end in ("Min", "Max"))
+        if self.guarded and not int(least) <= self.version <= int(most):
+            self.unwanted += 1
+            headers = {"x-pearl-gate": "closed", "x-pearl-weights": str(self.version)}
+            return web.json_response({"error": {"message": "other weights"}}, status=503, headers=headers)
         kv = body.get("kv_transfer_params")
         if kv and kv.get("do_remote_prefill"):
             assert self.kv.pop(kv["remote_request_id"]) == body["token_ids"], "KV of another prompt"
@@ -262,7 +270,7 @@ class Bench:
         self.place(engine, role)
         return engine
 
-    def place(
+    def place(  # noqa: PLR0913 - a worker's facts
         self,
         engine: FakeEngine,
         role: Role = Role.COLOCATED,
@@ -270,13 +278,14 @@ class Bench:
         activity: Activity = Activity.ACTIVE,
         *,
         ready: bool = True,
+        agent: str | None = None,
     ) -> None:
         self.gateway.fleet.upsert(
             WorkerFacts(
                 uid=engine.name,
                 pod=f"pod-{engine.name}",
                 url=engine.url,
-                agent_url=None,
+                agent_url=agent,
                 role=role,
                 role_epoch=epoch,
                 activity=activity,

@@ -8,6 +8,7 @@ import pytest
 
 from pearl_api.names import Role
 from pearl_gateway.router import Ask, Candidate, Route, RouteKind, choose
+from pearl_gateway.versions import Accepted
 
 C, P, D = Role.COLOCATED, Role.PREFILL, Role.DECODE
 
@@ -71,7 +72,7 @@ def test_worker_that_just_failed_is_used_only_if_it_is_the_only_one() -> None:
 
 def test_first_turn_of_a_batch_waits_for_its_weight_version() -> None:
     old, new = worker("a", C, version=1), worker("b", C, 5, version=2)
-    ask = Ask(prompt_tokens=10, min_version=2)
+    ask = Ask(prompt_tokens=10, weights=Accepted(2))
     assert choose([old, new], ask).worker == "b"
     assert choose([old], ask) is None
 
