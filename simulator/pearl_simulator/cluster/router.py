@@ -3,8 +3,8 @@
 Workers that generated a trajectory's last turn keep it while they are not much busier than the idlest (the gateway's
 factor 2 and slack 4, in requests), otherwise and at first the worker that would be done soonest is taken. With prefill
 and decode workers a turn is prefilled on one and decoded on another, unless few enough of its tokens are uncached on
-the decode worker, or no prefill worker has the weights that the decode worker has. A first turn only goes to workers
-whose weights are new enough for the staleness bound. While one stage has no worker, whatever is there serves both.
+the decode worker, or no prefill worker has the weights that the decode worker has. A turn only goes to workers whose
+weights are new enough for the staleness bound. While one stage has no worker, whatever is there serves both.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Router:
 
     def _route(self, job: Job) -> bool:
         colocated, prefillers, decoders = self.colocated, self.prefillers, self.decoders
-        if job.turn == 0 and job.min_version:
+        if job.min_version:
             colocated = [one for one in colocated if one.version >= job.min_version]
             prefillers = [one for one in prefillers if one.version >= job.min_version]
             decoders = [one for one in decoders if one.version >= job.min_version]
