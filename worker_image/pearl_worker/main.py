@@ -15,11 +15,10 @@ import uvicorn
 from pearl_worker.api import Tokens, build_api
 from pearl_worker.device import FakeDevice, NvmlDevice
 from pearl_worker.engine import Engine
-from pearl_worker.engine_command import EngineCommand, engine_command
-from pearl_worker.engine_http import HttpEngineClient
-from pearl_worker.engine_process import GroupLauncher, Reaper
+from pearl_worker.engine_process import Reaper
+from pearl_worker.launch import http_launcher
 from pearl_worker.loan import Loan
-from pearl_worker.ports import EngineClient, MemoryDevice, WeightSource
+from pearl_worker.ports import MemoryDevice, WeightSource
 from pearl_worker.settings import Settings, from_env
 from pearl_worker.stores import DirectoryStore, DownloadStore, ObjectStore, Remote, Store, WebServer
 from pearl_worker.weights import CheckedSource, NoSource
@@ -81,15 +80,7 @@ async def serve(settings: Settings, accepted: Tokens) -> None:
 
 def build_worker(settings: Settings, reaper: Reaper, session: aiohttp.ClientSession) -> Worker:
     """The worker on real ports."""
-    base_url = f"http://127.0.0.1:{settings.engine_port}"
-
-    def command(admin_token: str) -> EngineCommand:
-        return engine_command(settings, os.environ, admin_token)
-
-    def client(admin_token: str) -> EngineClient:
-        return HttpEngineClient(session, base_url, settings.model_name, admin_token)
-
-    launcher = GroupLauncher(reaper, command, client, settings.scratch_directory)
+    launcher = http_launcher(settings, reaper, session, os.environ)
     return Worker(settings, Engine(settings, launcher), _source(settings, session), _loan(settings))
 
 

@@ -8,34 +8,22 @@ Fitted (docs/models.md, "Engine step"): a decode step of n sequences with `conte
 fastest of several, because other work on the machine only ever adds. One thread, as workers run in the tests.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import platform
 import random
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import numpy as np
 
-from pearl_worker.cache import say
-from pearl_worker.engine import Engine
-from pearl_worker.engine_command import EngineCommand, engine_command
-from pearl_worker.engine_env import ensure_engine_environment
-from pearl_worker.engine_http import HttpEngineClient
-from pearl_worker.engine_process import GroupLauncher, Reaper
-from pearl_worker.models import NAMES, ensure_model
-from pearl_worker.ports import EngineClient
-from pearl_worker.settings import Device, Settings, cache_directory
+from pearl_worker.bench import ROOT, Client, Job, engines, for_each_model
 
 _PORT: Final = 18000
-_TOKEN: Final = "measure"  # noqa: S105 - of an engine on the loopback that lives for this run
 _NAMES: Final = {"tiny": "tiny", "tiny-b": "tiny-b", "smollm2": "SmolLM2-135M"}
 """Model → name of its table, which is the served name to use in `spec.model.name`."""
 _DECODE_POINTS: Final = [(n, length) for n in (1, 2, 4, 8, 16) for length in (64, 512)] + [(1, 1500), (4, 1500)]
@@ -57,9 +45,8 @@ class Sample:
 class Probe:
     """Sends token-id prompts to one engine and times them."""
 
-    def __init__(self, session: aiohttp.ClientSession, model: str, seed: int) -> None:
-        self._session = session
-        self._model = model
+    def __init__(self, client: Client, seed: int) -> None:
+        self._client = client
         self._random = random.Random(seed)  # noqa: S311 - prompts, not secrets
 
     def prompt(self, tokens: int) -> list[int]:
@@ -70,17 +57,8 @@ class Probe:
         """Until all `prompts`, sent together, have `generated` tokens each."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await asyncio.gather(*(self._generate(prompt, generated) for prompt in prompts))
+        await asyncio.gather(*(self._client.generate(prompt, generated) for prompt in prompts))
         return loop.time() - began
-
-    async def _generate(self, prompt: list[int], generated: int) -> None:
-        sampling = {"max_tokens": generated, "temperature": 0, "ignore_eos": True}
-        body = {"model": self._model, "token_ids": prompt, "sampling_params": sampling}
-        headers = {"Authorization": f"Bearer {_TOKEN}"}
-        url = f"http://127.0.0.1:{_PORT}/inference/v1/generate"
-        async with self._session.post(url, json=body, headers=headers) as answer:
-            answer.raise_for_status()
-            await answer.read()
 
 
 async def measure_decode(probe: Probe, sequences: int, length: int) -> Sample:
@@ -126,33 +104,15 @@ def kv_bytes_per_token(model: Path) -> int:
     return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head * _FLOAT_BYTES)
 
 
-async def measure_model(settings: Settings, model: Path) -> dict[str, Any]:
-    """The table of the model of `settings`, measured on an engine that lives as long as the measurement."""
-    reaper = Reaper()
-    reaper.install(asyncio.get_running_loop())
-    timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        engine = Engine(settings, _launcher(settings, reaper, session))
-        try:
-            await engine.start()
-            await engine.open()
-            probe = Probe(session, settings.model_name, seed=1)
-            await probe.seconds([probe.prompt(64)], _LONG)
-            decode = [await measure_decode(probe, *point) for point in _DECODE_POINTS]
-            prefill = [await measure_prefill(probe, *point) for point in _PREFILL_POINTS]
-        finally:
-            await engine.kill()
-    return _table(decode, prefill, kv_bytes_per_token(model))
-
-
-def _launcher(settings: Settings, reaper: Reaper, session: aiohttp.ClientSession) -> GroupLauncher:
-    def command(admin_token: str) -> EngineCommand:
-        return engine_command(settings, os.environ, admin_token)
-
-    def client(admin_token: str) -> EngineClient:
-        return HttpEngineClient(session, f"http://127.0.0.1:{_PORT}", settings.model_name, admin_token)
-
-    return GroupLauncher(reaper, command, client, settings.scratch_directory)
+async def measure_model(job: Job) -> dict[str, Any]:
+    """The table of the job's model, measured on an engine that lives as long as the measurement."""
+    # Room for 16 sequences of any length that is measured.
+    async with engines(job.settings(_NAMES[job.name], _PORT, 2 << 30)) as (client,):
+        probe = Probe(client, seed=1)
+        await probe.seconds([probe.prompt(64)], _LONG)
+        decode = [await measure_decode(probe, *point) for point in _DECODE_POINTS]
+        prefill = [await measure_prefill(probe, *point) for point in _PREFILL_POINTS]
+    return _table(decode, prefill, kv_bytes_per_token(job.model))
 
 
 def _table(decode: Sequence[Sample], prefill: Sequence[Sample], kv_bytes: int) -> dict[str, Any]:
@@ -191,44 +151,15 @@ def _processor() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
-def _settings(name: str, model: Path, environment: Path, scratch: Path) -> Settings:
-    (scratch / "engine").write_text(_TOKEN)
-    return Settings(
-        model=str(model),
-        model_name=_NAMES[name],
-        device=Device.CPU,
-        max_model_len=2048,
-        engine_args=("--kv-cache-memory-bytes", str(2 << 30)),  # room for 16 sequences of any length measured
-        engine_python=str(environment / "bin" / "python"),
-        engine_environment=environment,
-        tokens_directory=scratch,
-        scratch_directory=scratch,
-        engine_port=_PORT,
-        nixl_port=_PORT + 1,
-    )
+def _update(job: Job) -> None:
+    tables = json.loads(job.output.read_text()) if job.output.exists() else {}
+    tables[_NAMES[job.name]] = asyncio.run(measure_model(job))
+    job.output.write_text(json.dumps(tables, indent=2) + "\n")
 
 
 def main() -> int:
     """Measure the named models and update the table file."""
-    root = Path(__file__).resolve().parents[2]
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("names", nargs="*", default=["tiny", "smollm2"], metavar="MODEL", help=", ".join(NAMES))
-    parser.add_argument("--output", type=Path, default=root / "planner/pearl_planner/tables/cpu.json")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.names) - set(NAMES):
-        parser.error(f"no recipe for {', '.join(sorted(unknown))}: choose from {', '.join(NAMES)}")
-    cache = cache_directory(os.environ)
-    tables = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
-    environment = ensure_engine_environment(root, cache)
-    for name in arguments.names:
-        say(f"{name}: measuring (some minutes)")
-        model = ensure_model(name, root, cache)
-        with tempfile.TemporaryDirectory() as scratch:
-            settings = _settings(name, model, environment, Path(scratch))
-            tables[_NAMES[name]] = asyncio.run(measure_model(settings, model))
-    arguments.output.write_text(json.dumps(tables, indent=2) + "\n")
-    say(f"written: {arguments.output}")
-    return 0
+    return for_each_model(__doc__ or "", ROOT / "planner/pearl_planner/tables/cpu.json", _update)
 
 
 if __name__ == "__main__":

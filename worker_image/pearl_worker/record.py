@@ -8,36 +8,23 @@ directory gets `NAME-steps.jsonl.gz`, the recorder's lines with `phase` and `eng
 turn with what was asked and when. `docs/results/engine-model.md` shows what is made of them.
 """
 
-import argparse
 import asyncio
 import gzip
 import json
 import os
 import random
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
-
+from pearl_worker.bench import ROOT, Client, Job, engines, for_each_model
 from pearl_worker.cache import say
-from pearl_worker.engine import Engine
-from pearl_worker.engine_command import EngineCommand, engine_command
-from pearl_worker.engine_env import ensure_engine_environment
-from pearl_worker.engine_http import HttpEngineClient
-from pearl_worker.engine_process import GroupLauncher, Reaper
-from pearl_worker.models import NAMES, ensure_model
-from pearl_worker.ports import EngineClient
-from pearl_worker.settings import Device, Settings, cache_directory
 
 _PORT: Final = 18100
-_TOKEN: Final = "record"  # noqa: S105 - of engines on the loopback that live for this run
 _BLOCK: Final = 32
 _CHUNK: Final = 512
 _TURNS: Final = 3
@@ -61,24 +48,6 @@ class Turn:
     ended: float
     environment: float
     """Waited before the next turn."""
-
-
-class Client:
-    """Sends token-id prompts to the engine on one port."""
-
-    def __init__(self, session: aiohttp.ClientSession, port: int) -> None:
-        self._session = session
-        self._url = f"http://127.0.0.1:{port}/inference/v1/generate"
-
-    async def generate(self, prompt: Sequence[int], tokens: int, **extra: Any) -> dict[str, Any]:
-        """The engine's answer."""
-        sampling = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        body = {"model": "recorded", "token_ids": list(prompt), "sampling_params": sampling, **extra}
-        headers = {"Authorization": f"Bearer {_TOKEN}"}
-        async with self._session.post(self._url, json=body, headers=headers) as answer:
-            answer.raise_for_status()
-            result: dict[str, Any] = await answer.json()
-            return result
 
 
 class Recording:
@@ -165,48 +134,19 @@ def _turn_dict(turn: Turn) -> dict[str, Any]:
     return {name: getattr(turn, name) for name in Turn.__slots__}
 
 
-@asynccontextmanager
-async def engines(settings: Sequence[Settings], session: aiohttp.ClientSession) -> AsyncIterator[None]:
-    """Engines that live as long as the block."""
-    reaper = Reaper()
-    reaper.install(asyncio.get_running_loop())
-    running = [Engine(one, _launcher(one, reaper, session)) for one in settings]
-    try:
-        for engine in running:
-            await engine.start()
-            await engine.open()
-        yield
-    finally:
-        for engine in running:
-            await engine.kill()
-
-
-def _launcher(settings: Settings, reaper: Reaper, session: aiohttp.ClientSession) -> GroupLauncher:
-    def command(admin_token: str) -> EngineCommand:
-        return engine_command(settings, os.environ, admin_token)
-
-    def client(admin_token: str) -> EngineClient:
-        url = f"http://127.0.0.1:{settings.engine_port}"
-        return HttpEngineClient(session, url, settings.model_name, admin_token)
-
-    return GroupLauncher(reaper, command, client, settings.scratch_directory)
-
-
-async def record(name: str, model: Path, environment: Path, scratch: Path, output: Path) -> None:
-    """Record one model into `output`."""
-    first = _settings(model, environment, scratch)
-    second = replace(first, engine_port=_PORT + 2, nixl_port=_PORT + 3, steps_directory=scratch / "steps-1")
-    timeout = aiohttp.ClientTimeout(total=600)
-    async with (
-        aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session,
-        engines((first, second), session),
-    ):
-        recording = Recording([Client(session, one.engine_port) for one in (first, second)], seed=1)
+async def record(job: Job) -> None:
+    """Record one model into the job's output directory."""
+    # Chunks smaller than the longest prompts, so that there are chunks behind chunks.
+    settings = job.settings("recorded", _PORT, 1 << 30, "--max-num-batched-tokens", str(_CHUNK))
+    first = replace(settings, steps_directory=job.scratch / "steps-0", lease_seconds=120.0)
+    second = replace(first, engine_port=_PORT + 2, nixl_port=_PORT + 3, steps_directory=job.scratch / "steps-1")
+    async with engines(first, second) as clients:
+        recording = Recording(clients, seed=1)
         await recording.sweep()
         for count in _AGENTS:
             await recording.agents("colocated", count)
             await recording.agents("disaggregated", count)
-    _write(name, recording.phases, [scratch / "steps-0", scratch / "steps-1"], output)
+    _write(job.name, recording.phases, [job.scratch / "steps-0", job.scratch / "steps-1"], job.output)
 
 
 def _write(name: str, phases: Sequence[dict[str, Any]], directories: Sequence[Path], output: Path) -> None:
@@ -225,43 +165,9 @@ def _write(name: str, phases: Sequence[dict[str, Any]], directories: Sequence[Pa
     say(f"{name}: {len(lines)} steps, {len(packed)} bytes")
 
 
-def _settings(model: Path, environment: Path, scratch: Path) -> Settings:
-    (scratch / "engine").write_text(_TOKEN)
-    return Settings(
-        model=str(model),
-        model_name="recorded",
-        device=Device.CPU,
-        max_model_len=2048,
-        # Chunks smaller than the longest prompts, so that there are chunks behind chunks.
-        engine_args=("--kv-cache-memory-bytes", str(1 << 30), "--max-num-batched-tokens", str(_CHUNK)),
-        engine_python=str(environment / "bin" / "python"),
-        engine_environment=environment,
-        tokens_directory=scratch,
-        scratch_directory=scratch,
-        steps_directory=scratch / "steps-0",
-        lease_seconds=120.0,
-        engine_port=_PORT,
-        nixl_port=_PORT + 1,
-    )
-
-
 def main() -> int:
     """Record the named models."""
-    root = Path(__file__).resolve().parents[2]
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("names", nargs="*", default=["tiny", "smollm2"], metavar="MODEL", help=", ".join(NAMES))
-    parser.add_argument("--output", type=Path, default=root / "docs/results/data")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.names) - set(NAMES):
-        parser.error(f"no recipe for {', '.join(sorted(unknown))}: choose from {', '.join(NAMES)}")
-    cache = cache_directory(os.environ)
-    environment = ensure_engine_environment(root, cache)
-    for name in arguments.names:
-        say(f"{name}: recording (some minutes)")
-        model = ensure_model(name, root, cache)
-        with tempfile.TemporaryDirectory() as scratch:
-            asyncio.run(record(name, model, environment, Path(scratch), arguments.output))
-    return 0
+    return for_each_model(__doc__ or "", ROOT / "docs/results/data", lambda job: asyncio.run(record(job)))
 
 
 if __name__ == "__main__":
