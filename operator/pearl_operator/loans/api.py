@@ -100,6 +100,10 @@ def _add_registration(routes: APIRouter, service: LoanService) -> None:
     async def register(body: wire.RegisterRequest, authorization: Authorization = "") -> wire.RegisterAnswer:
         return await service.register(body, bearer(authorization))
 
+    @routes.post("/v1/loans/access")
+    async def access(body: wire.AccessRequest, authorization: Authorization = "") -> wire.AccessAnswer:
+        return await service.access(body, bearer(authorization))
+
     @routes.post("/v1/groups/register")
     async def register_group(body: wire.GroupRequest, authorization: Authorization = "") -> wire.RegisterAnswer:
         return await service.register_group(body, bearer(authorization))

@@ -1,8 +1,8 @@
 """The objects of a loan in the trainer's namespace: GPULoan, Secret, borrower pods; pure.
 
 All of them are owned by the trainer pod, so that Kubernetes removes them with it, operator or not. A borrower asks
-for no GPU: it sees the trainer's through the container runtime (`NVIDIA_VISIBLE_DEVICES`) and is pinned to the
-trainer's node.
+for no GPU of its own: it names the trainer's ResourceClaim (SharedClaim), or sees the trainer's GPUs through the
+container runtime (VisibleDevices). It is pinned to the trainer's node.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pearl_api import names, tokens
+from pearl_api.loan import LoanAccess
 from pearl_api.names import Activity, Role, Zone
 from pearl_operator import kinds
+from pearl_operator.loans.devices import comparable
 from pearl_operator.loans.enrol import loan_secret
 from pearl_operator.resources import common, worker
 from pearl_operator.resources.merge import merge
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pearl_operator.facts import LoanFact, RolloutFact
     from pearl_operator.loans.enrol import Enrolment
     from pearl_operator.ports import Object
@@ -30,6 +34,8 @@ def loan_object(enrolment: Enrolment) -> Object:
     """The GPULoan of a trainer pod; it has the pod's name."""
     caller, key = enrolment.caller, enrolment.rollout.key
     spec: dict[str, Any] = {
+        "access": enrolment.access.chosen,
+        "claims": [claim.model_dump(mode="json", exclude_none=True) for claim in enrolment.access.claims],
         "trainer": {"name": caller.pod, "uid": caller.uid},
         "node": enrolment.node,
         "gpus": list(enrolment.gpus),
@@ -93,9 +99,7 @@ def borrower_pod(loan: LoanFact, rollout: RolloutFact, *, index: int, slot: int,
     base = worker.base_pod(spec, Zone.BORROWED, loan_secret(loan.name))
     pod = worker.with_templates(base, spec, Zone.BORROWED, _metadata(loan, rollout, index, slot))
     parallel = spec.engine.tensor_parallel
-    lent = loan.spec.gpus[index * parallel : (index + 1) * parallel]
     environment = {
-        "NVIDIA_VISIBLE_DEVICES": ",".join(lent),
         "PEARL_LOAN_NAME": loan.name,
         "PEARL_LOAN_NAMESPACE": loan.namespace,
         "PEARL_RECLAIM_SECONDS": f"{spec.policy.deadlines.reclaim_seconds:g}",
@@ -105,7 +109,28 @@ def borrower_pod(loan: LoanFact, rollout: RolloutFact, *, index: int, slot: int,
         "env": [{"name": name, "value": value} for name, value in environment.items()],
     }
     # Not spec.nodeName: that would go around the scheduler and its checks.
-    return merge(pod, {"spec": {"containers": [container], "nodeSelector": {HOSTNAME_LABEL: hostname}}})
+    pod = merge(pod, {"spec": {"containers": [container], "nodeSelector": {HOSTNAME_LABEL: hostname}}})
+    return merge(pod, {"spec": _reaching(loan, loan.spec.gpus[index * parallel : (index + 1) * parallel])})
+
+
+def _reaching(loan: LoanFact, gpus: Sequence[str]) -> dict[str, Any]:
+    """What makes the container see these GPUs."""
+    if loan.spec.access is LoanAccess.VISIBLE_DEVICES:
+        return {"containers": [_visible(",".join(gpus))]}
+    wanted = set(map(comparable, gpus))
+    shared = [part for part in loan.spec.claims if not part.gpus or not wanted.isdisjoint(map(comparable, part.gpus))]
+    # One entry per request, also of one claim: a container may name each entry once.
+    entries = {f"lent-{place}": part for place, part in enumerate(shared)}
+    asked = [{"name": name, **({"request": part.request} if part.request else {})} for name, part in entries.items()]
+    return {
+        # `void`: images that ask the container runtime for `all` GPUs get the claim's only.
+        "containers": [{**_visible("void"), "resources": {"claims": asked}}],
+        "resourceClaims": [{"name": name, "resourceClaimName": part.name} for name, part in entries.items()],
+    }
+
+
+def _visible(gpus: str) -> dict[str, Any]:
+    return {"name": worker.CONTAINER, "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": gpus}]}
 
 
 def _metadata(loan: LoanFact, rollout: RolloutFact, index: int, slot: int) -> dict[str, Any]:

@@ -22,6 +22,11 @@ _EXTENDED: Final = "resource.kubernetes.io/extended-resource-claim"
 """Annotation of claims that the scheduler makes for an extended resource; other pods may not name those."""
 
 
+def comparable(uuid: str) -> str:
+    """A UUID for comparing: NVML writes GPU-…, some drivers publish gpu-…."""
+    return uuid.lower()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One allocated device of a ResourceClaim."""
@@ -74,6 +79,12 @@ class Devices:
             return None
         found = [device for claim in self.claims for device in claim.devices or ()]
         return sum(device.uuid is not None for device in found) or len(found)
+
+    @property
+    def uuids(self) -> frozenset[str]:
+        """Keys of the GPUs in its claims, as far as they are known."""
+        found = [device for claim in self.claims or () for device in claim.devices or ()]
+        return frozenset(comparable(device.uuid) for device in found if device.uuid)
 
 
 UNKNOWN: Final = Devices()
@@ -134,7 +145,7 @@ def with_uuids(claim: Claim, uuids: Mapping[tuple[str, str, str], str]) -> Claim
     return replace(claim, devices=devices)
 
 
-async def look(kube: Kube, pod: Object, node: str | None) -> Devices:
+async def look(kube: Kube, pod: Object) -> Devices:
     """Asks the API server about the pod's claims, the ResourceSlices of its node, and DeviceClasses.
 
     Raises:
@@ -142,11 +153,11 @@ async def look(kube: Kube, pod: Object, node: str | None) -> Devices:
     """
     version, classes = await _classes(kube)
     named = claim_names(pod)
-    claims: tuple[Claim, ...] | None = ()
+    claims: tuple[Claim, ...] | None = None if named else ()
     if named and version == kinds.RESOURCE_CLAIM.version:
         claims = await _claims(kube, pod["metadata"]["namespace"], named)
     if claims:
-        uuids = await _uuids(kube, node)
+        uuids = await _uuids(kube, (pod.get("spec") or {}).get("nodeName"))
         claims = tuple(with_uuids(claim, uuids) for claim in claims)
     return Devices(version=version, classes=classes, named=named, claims=claims)
 

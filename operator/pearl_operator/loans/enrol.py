@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pearl_api import names
 from pearl_api.rollout import BorrowAccess
+from pearl_api.wire.loans import AccessAnswer
+from pearl_operator.loans import own_gpus
+from pearl_operator.loans.access import explain
+from pearl_operator.loans.devices import UNKNOWN
 from pearl_operator.loans.problems import LoanProblem, LoanReason
-from pearl_operator.loans.record import TERMINAL
+from pearl_operator.loans.strategies import Question
 from pearl_operator.loans.units import members_of
+from pearl_operator.loans.world import KILL_SECONDS, lease_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from pearl_api.rollout import PearlRolloutSpec
-    from pearl_api.wire.loans import GroupRequest, RegisterRequest
+    from pearl_api.wire.loans import AccessRequest, GroupRequest, RegisterRequest
     from pearl_operator.facts import LoanFact, RolloutFact
+    from pearl_operator.loans.devices import Devices
     from pearl_operator.loans.identity import Caller
+    from pearl_operator.loans.strategies import Access
     from pearl_operator.ports import Object
 
 _LABEL_VALUE: Final = 63
-_UUID: Final = re.compile(r"(?i:GPU|MIG)-[A-Za-z0-9][-A-Za-z0-9/.:]{0,120}")
-"""`all`, `0` or a list in one string would reach the container runtime and show the borrower other pods' GPUs."""
 _RUNNING: Final = ("Pending", "Running")
 
 
@@ -38,6 +42,8 @@ class Enrolment:
     group: str | None
     rollout: RolloutFact
     spec: PearlRolloutSpec
+    access: Access
+    """How its borrowers reach the GPUs; one strategy is chosen."""
 
     @property
     def borrowers(self) -> int:
@@ -53,6 +59,8 @@ def check(  # noqa: PLR0913 - one argument per source
     rollout: RolloutFact | None,
     loans: Iterable[LoanFact],
     namespaces: Collection[str],
+    devices: Devices = UNKNOWN,
+    visible_allowed: bool = True,
 ) -> Enrolment:
     """The enrolment, if it is allowed.
 
@@ -63,6 +71,8 @@ def check(  # noqa: PLR0913 - one argument per source
         rollout: The PearlRollout that it names.
         loans: All loans of the cluster.
         namespaces: Where trainers may be.
+        devices: What the cluster says about the pod's devices.
+        visible_allowed: Its namespace may lend by VisibleDevices.
 
     Raises:
         LoanProblem: It is not allowed.
@@ -70,12 +80,59 @@ def check(  # noqa: PLR0913 - one argument per source
     _check_caller(caller, namespaces)
     rollout, spec = _check_rollout(request, rollout)
     pod = _check_trainer(caller, trainer, spec)
-    gpus = _check_gpus(request.gpus, pod, spec)
+    own_gpus.check_own(request.gpus, pod, devices, spec.engine)
     loans = list(loans)
-    _check_others(gpus, caller, loans)
+    own_gpus.check_unclaimed(request.gpus, caller, loans)
     if request.group is not None:
         _check_group(members_of(loans, caller.namespace, request.group), caller, rollout, request.group)
-    return Enrolment(caller, _node_of(caller, pod), gpus, request.group, rollout, spec)
+    access = _checked(explain(_question(caller, spec, devices, visible_allowed, tuple(request.gpus))), spec)
+    return Enrolment(caller, _node_of(caller, pod), access.gpus, request.group, rollout, spec, access)
+
+
+def access_of(  # noqa: PLR0913 - one argument per source
+    request: AccessRequest,
+    *,
+    caller: Caller,
+    trainer: Object | None,
+    rollout: RolloutFact | None,
+    namespaces: Collection[str],
+    devices: Devices,
+    visible_allowed: bool,
+) -> AccessAnswer:
+    """How borrowers would reach this pod's GPUs; raises LoanProblem where it may not lend at all."""
+    _check_caller(caller, namespaces)
+    rollout, spec = _check_rollout(request, rollout)
+    _check_trainer(caller, trainer, spec)
+    access = explain(_question(caller, spec, devices, visible_allowed, None))
+    return AccessAnswer(
+        wanted=spec.capacity.borrowed.access.value, options=[option.wire() for option in access.options]
+    )
+
+
+def _question(
+    caller: Caller, spec: PearlRolloutSpec, devices: Devices, visible_allowed: bool, gpus: tuple[str, ...] | None
+) -> Question:
+    return Question(
+        namespace=caller.namespace,
+        pod=caller.pod,
+        wanted=spec.capacity.borrowed.access,
+        gpus=gpus,
+        parallel=spec.engine.tensor_parallel,
+        devices=devices,
+        visible_allowed=visible_allowed,
+        overlap_seconds=lease_seconds(spec) + KILL_SECONDS,
+    )
+
+
+def _checked(access: Access, spec: PearlRolloutSpec) -> Access:
+    if access.chosen is not None:
+        return access
+    wanted = spec.capacity.borrowed.access
+    closed = [each for each in access.options if wanted in (BorrowAccess.AUTO, each.access)]
+    said = "; ".join(f"{option.access} is not possible: {option.message}" for option in closed)
+    raise LoanProblem(
+        LoanReason.ACCESS_NOT_SUPPORTED, f"spec.capacity.borrowed.access is {wanted}, and {said}", HTTPStatus.FORBIDDEN
+    )
 
 
 def check_driver(  # noqa: PLR0913 - one argument per source
@@ -143,7 +200,7 @@ def _check_caller(caller: Caller, namespaces: Collection[str]) -> None:
 
 
 def _check_rollout(
-    request: RegisterRequest | GroupRequest, rollout: RolloutFact | None
+    request: RegisterRequest | GroupRequest | AccessRequest, rollout: RolloutFact | None
 ) -> tuple[RolloutFact, PearlRolloutSpec]:
     if rollout is None or rollout.deleting:
         where = request.rollout_namespace or "the operator's namespace"
@@ -160,11 +217,6 @@ def _check_rollout(
             LoanReason.BORROWING_DISABLED,
             f"PearlRollout {rollout.key} borrows at most {borrowed.max_gpus} GPUs and a worker needs {parallel}: raise "
             "spec.capacity.borrowed.maxGpus",
-        )
-    if borrowed.access is BorrowAccess.SHARED_CLAIM:
-        raise LoanProblem(
-            LoanReason.ACCESS_NOT_SUPPORTED,
-            "spec.capacity.borrowed.access is SharedClaim, which is not supported yet: set Auto or VisibleDevices",
         )
     return rollout, rollout.spec
 
@@ -191,56 +243,6 @@ def _check_trainer(caller: Caller, trainer: Object | None, spec: PearlRolloutSpe
     return trainer
 
 
-def requested_gpus(pod: Object, resource: str) -> int:
-    """How many units of `resource` the containers of a pod ask for together."""
-    total = 0
-    for container in (pod.get("spec") or {}).get("containers") or []:
-        asked: dict[str, Any] = container.get("resources") or {}
-        count = (asked.get("limits") or {}).get(resource, (asked.get("requests") or {}).get(resource, 0))
-        total += int(count)
-    return total
-
-
-def _check_gpus(gpus: list[str], pod: Object, spec: PearlRolloutSpec) -> tuple[str, ...]:
-    engine = spec.engine
-    for gpu in gpus:
-        if _UUID.fullmatch(gpu) is None:
-            raise LoanProblem(
-                LoanReason.UNKNOWN_GPU,
-                f"`gpus` names {gpu!r}, which is no GPU's UUID (GPU-… or MIG-…): register the UUIDs that `nvidia-smi "
-                "-L` prints in the pod, not indices or `all`",
-            )
-    if len(set(gpus)) != len(gpus):
-        raise LoanProblem(LoanReason.TOO_MANY_GPUS, "`gpus` names a GPU twice: name each once")
-    asked = requested_gpus(pod, engine.gpu_resource)
-    if len(gpus) > asked:
-        raise LoanProblem(
-            LoanReason.TOO_MANY_GPUS,
-            f"`gpus` names {len(gpus)} GPUs and the pod requests {asked} of {engine.gpu_resource}: register only the "
-            "pod's own, or set spec.engine.gpuResource of the PearlRollout to what the trainer requests",
-        )
-    if len(gpus) < engine.tensor_parallel:
-        raise LoanProblem(
-            LoanReason.TOO_FEW_GPUS,
-            f"`gpus` names {len(gpus)} GPUs and a worker needs spec.engine.tensorParallel = {engine.tensor_parallel} "
-            "on one node: lend from trainer pods with at least that many",
-        )
-    return tuple(gpus)
-
-
-def _check_others(gpus: tuple[str, ...], caller: Caller, loans: Iterable[LoanFact]) -> None:
-    for loan in loans:
-        taken = set(loan.spec.gpus) & set(gpus)
-        mine = loan.spec.trainer.uid == caller.uid
-        if taken and not mine and loan.status.phase not in TERMINAL and not loan.deleting:
-            raise LoanProblem(
-                LoanReason.GPU_ALREADY_ENROLLED,
-                f"{', '.join(sorted(taken))} is enrolled by {loan.namespace}/{loan.spec.trainer.name}: a GPU can be "
-                "lent by one pod only; check the trainer's `gpus`",
-                HTTPStatus.CONFLICT,
-            )
-
-
 def same(loan: LoanFact, enrolment: Enrolment) -> bool:
     """Whether this GPULoan already is that enrolment."""
     spec, key = loan.spec, enrolment.rollout.key
@@ -249,6 +251,7 @@ def same(loan: LoanFact, enrolment: Enrolment) -> bool:
         and tuple(spec.gpus) == enrolment.gpus
         and (spec.rollout_ref.name, spec.rollout_ref.namespace) == (key.name, key.namespace)
         and spec.group == enrolment.group
+        and (spec.access, tuple(spec.claims)) == (enrolment.access.chosen, enrolment.access.claims)
     )
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from pearl_api import tokens
 from pearl_api.loan import LoanSlot
-from pearl_api.wire.loans import RegisterAnswer
+from pearl_api.wire.loans import AccessOption, RegisterAnswer
 from pearl_operator import kinds
 from pearl_operator.errors import Conflict, Refused
 from pearl_operator.loans import enrol, identity, record
+from pearl_operator.loans.devices import UNKNOWN, look
 from pearl_operator.loans.limits import Calls
 from pearl_operator.loans.problems import LoanProblem, LoanReason
 from pearl_operator.loans.units import Unit, is_over, members_of, unit_of
@@ -21,11 +22,13 @@ from pearl_operator.ports import RolloutKey
 
 if TYPE_CHECKING:
     from pearl_api.rollout import PearlRolloutSpec
-    from pearl_api.wire.loans import GroupRequest, LendRequest, RegisterRequest
+    from pearl_api.wire.loans import AccessAnswer, AccessRequest, GroupRequest, LendRequest, RegisterRequest
     from pearl_operator.facts import LoanFact, RolloutFact
+    from pearl_operator.loans.devices import Devices
     from pearl_operator.loans.enrol import Enrolment
     from pearl_operator.loans.identity import Caller
     from pearl_operator.loans.world import World
+    from pearl_operator.ports import Object
 
 HEARTBEAT_SECONDS: Final = 1.0
 
@@ -53,14 +56,39 @@ class Enroller:
 
     async def _allowed(self, request: RegisterRequest, token: str) -> Enrolment:
         store, caller = self.world.store, await self._caller(token)
+        trainer = await store.kube.get(kinds.POD, caller.pod, caller.namespace)
         return enrol.check(
             request,
             caller=caller,
-            trainer=await store.kube.get(kinds.POD, caller.pod, caller.namespace),
+            trainer=trainer,
             rollout=store.index.rollouts.get(self._rollout_key(request)),
             loans=store.index.loans.values(),
             namespaces=self.world.settings.namespaces,
+            devices=await self._devices(trainer),
+            visible_allowed=self.world.settings.may_use_visible_devices(caller.namespace),
         )
+
+    async def access(self, request: AccessRequest, token: str) -> AccessAnswer:
+        """How borrowers would reach the GPUs of the pod that the token is bound to; enrols nothing.
+
+        Raises:
+            LoanProblem: it may not lend at all; the message says what to change.
+            OperatorError: the API server does not answer.
+        """
+        store, caller = self.world.store, await self._caller(token)
+        trainer = await store.kube.get(kinds.POD, caller.pod, caller.namespace)
+        return enrol.access_of(
+            request,
+            caller=caller,
+            trainer=trainer,
+            rollout=store.index.rollouts.get(self._rollout_key(request)),
+            namespaces=self.world.settings.namespaces,
+            devices=await self._devices(trainer),
+            visible_allowed=self.world.settings.may_use_visible_devices(caller.namespace),
+        )
+
+    async def _devices(self, trainer: Object | None) -> Devices:
+        return UNKNOWN if trainer is None else await look(self.world.store.kube, trainer)
 
     async def _caller(self, token: str) -> Caller:
         """The pod of a projected token, as the API server reviews it."""
@@ -74,7 +102,7 @@ class Enroller:
         self._count(Calls.REVIEW, "")
         return await identity.review(self.world.store.kube, token)
 
-    def _rollout_key(self, request: RegisterRequest | GroupRequest) -> RolloutKey:
+    def _rollout_key(self, request: RegisterRequest | GroupRequest | AccessRequest) -> RolloutKey:
         return RolloutKey(request.rollout_namespace or self.world.settings.namespace, request.rollout)
 
     async def _enrol(self, enrolment: Enrolment) -> LoanFact:
@@ -93,7 +121,9 @@ class Enroller:
                 f"the policies of namespace {loan.namespace}",
             ) from error
         slots = [LoanSlot(pod=pod.address.name, uid=pod.address.uid) for pod in pods]
-        return await self.world.write(loan, record.enrolled(loan.status, slots, gpus=len(loan.spec.gpus)))
+        access = [option.record() for option in enrolment.access.options]
+        status = record.enrolled(loan.status, slots, gpus=len(loan.spec.gpus), access=access)
+        return await self.world.write(loan, status)
 
     async def _replace(self, known: LoanFact) -> None:
         """Another pod of the same name, or other GPUs: the old enrolment must have ended."""
@@ -125,6 +155,7 @@ class Enroller:
             heartbeat_seconds=min(HEARTBEAT_SECONDS, lease / 3),
             ttl_seconds=lease,
             epoch=unit.epoch,
+            access=[AccessOption(**each.model_dump()) for loan in unit.loans[:1] for each in loan.status.access],
         )
 
     async def register_group(self, request: GroupRequest, token: str) -> RegisterAnswer:

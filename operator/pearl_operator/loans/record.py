@@ -17,6 +17,7 @@ from pearl_operator.clock import from_rfc3339, to_rfc3339
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from pearl_api.loan import AccessExplanation
     from pearl_api.wire.loans import ReclaimedNotice
     from pearl_api.wire.worker import WorkerState
     from pearl_operator.facts import LoanFact
@@ -47,10 +48,12 @@ def answered_before(loans: Iterable[LoanFact], request_id: str) -> Before | None
     return Before.STANDS if one_epoch and all(status.phase in ACTIVE for status in known) else Before.OVER
 
 
-def enrolled(status: GPULoanStatus, slots: Iterable[LoanSlot], *, gpus: int) -> GPULoanStatus:
+def enrolled(
+    status: GPULoanStatus, slots: Iterable[LoanSlot], *, gpus: int, access: Iterable[AccessExplanation] = ()
+) -> GPULoanStatus:
     """Enrolled with so many GPUs, perhaps once more after it had ended; epochs go on."""
     phase = LoanPhase.IDLE if status.phase in TERMINAL else status.phase
-    return status.model_copy(update={"phase": phase, "slots": list(slots), "gpus": gpus})
+    return status.model_copy(update={"phase": phase, "slots": list(slots), "gpus": gpus, "access": list(access)})
 
 
 def offered(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from pearl_api.wire.loans import (
+        AccessAnswer,
+        AccessRequest,
         GroupRequest,
         LendAnswer,
         LendRequest,
@@ -84,6 +86,11 @@ class LoanService:
         """Enrols the pod that the token is bound to; raises LoanProblem where it may not lend."""
         self._check_open()
         return await self._enroller.register(request, token)
+
+    async def access(self, request: AccessRequest, token: str) -> AccessAnswer:
+        """How borrowers would reach the GPUs of the pod that the token is bound to; enrols nothing."""
+        self._check_open()
+        return await self._enroller.access(request, token)
 
     async def register_group(self, request: GroupRequest, token: str) -> RegisterAnswer:
         """Gives the pod that the token is bound to the handle of a group."""

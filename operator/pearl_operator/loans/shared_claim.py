@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from pearl_api.loan import LentClaim
 from pearl_operator import kinds
+from pearl_operator.loans.devices import comparable
 from pearl_operator.loans.strategies import AccessReason, Obstacle
 
 if TYPE_CHECKING:
@@ -48,17 +49,12 @@ def parts_of(devices: Devices) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _key(uuid: str) -> str:
-    # NVML writes GPU-…, some drivers publish gpu-….
-    return uuid.lower()
-
-
 def ordered(question: Question, parts: tuple[Part, ...]) -> tuple[str, ...]:
     """The lent GPUs, those of one request next to each other; all that the claims hold where none are named."""
-    rank = {_key(uuid): place for place, part in enumerate(parts) for uuid in part.uuids}
+    rank = {comparable(uuid): place for place, part in enumerate(parts) for uuid in part.uuids}
     if question.gpus is None:
         return tuple(uuid for part in parts for uuid in part.uuids)
-    return tuple(sorted(question.gpus, key=lambda gpu: rank.get(_key(gpu), len(parts))))
+    return tuple(sorted(question.gpus, key=lambda gpu: rank.get(comparable(gpu), len(parts))))
 
 
 def lent(part: Part) -> LentClaim:
@@ -150,8 +146,8 @@ def _split_obstacle(question: Question, parts: tuple[Part, ...], gpus: tuple[str
     """Whether every borrower gets exactly its own GPUs: a container sees all devices of the requests that it names."""
     if not any(part.uuids for part in parts):
         return _uncounted_obstacle(question, parts)
-    held = {_key(uuid) for part in parts for uuid in part.uuids}
-    strangers = [gpu for gpu in gpus if _key(gpu) not in held]
+    held = {comparable(uuid) for part in parts for uuid in part.uuids}
+    strangers = [gpu for gpu in gpus if comparable(gpu) not in held]
     if strangers:
         return Obstacle(
             AccessReason.GPUS_NOT_IN_CLAIM,
@@ -159,9 +155,9 @@ def _split_obstacle(question: Question, parts: tuple[Part, ...], gpus: tuple[str
         )
     used = len(gpus) // question.parallel * question.parallel
     for start in range(0, used, question.parallel):
-        mine = {_key(gpu) for gpu in gpus[start : start + question.parallel]}
+        mine = {comparable(gpu) for gpu in gpus[start : start + question.parallel]}
         for part in parts:
-            seen = {_key(uuid) for uuid in part.uuids}
+            seen = {comparable(uuid) for uuid in part.uuids}
             if seen & mine and not seen <= mine:
                 return _too_wide(part, question.parallel)
     return None

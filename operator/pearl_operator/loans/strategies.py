@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from pearl_api.loan import AccessExplanation
+from pearl_api.wire.loans import AccessOption
+
 if TYPE_CHECKING:
     from pearl_api.loan import LentClaim, LoanAccess
     from pearl_api.rollout import BorrowAccess
@@ -68,6 +71,20 @@ class Option:
     reason: AccessReason
     message: str
     chosen: bool = False
+
+    def wire(self) -> AccessOption:
+        """As the loan API answers it."""
+        return AccessOption(
+            access=self.access.value,
+            possible=self.possible,
+            chosen=self.chosen,
+            reason=self.reason.value,
+            message=self.message,
+        )
+
+    def record(self) -> AccessExplanation:
+        """As the GPULoan keeps it."""
+        return AccessExplanation.model_validate(self.wire().model_dump())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pearl_api.loan import LentClaim, LoanAccess
 from pearl_api.rollout import BorrowAccess
+from pearl_api.wire.loans import RegisterRequest
+from pearl_operator.errors import NotFound, Refused
+from pearl_operator.facts import loan_fact, rollout_fact
 from pearl_operator.loans.access import explain
-from pearl_operator.loans.devices import Claim, Device, Devices, claim_names, claim_of, uuids_of, with_uuids
+from pearl_operator.loans.borrowers import borrower_pod, loan_object
+from pearl_operator.loans.devices import Claim, Device, Devices, claim_names, claim_of, look, uuids_of, with_uuids
+from pearl_operator.loans.enrol import Enrolment, check, same
+from pearl_operator.loans.identity import Caller
+from pearl_operator.loans.problems import LoanProblem
 from pearl_operator.loans.strategies import Access, Option, Question
+
+if TYPE_CHECKING:
+    from pearl_operator.kinds import Kind
 
 DRIVER = "gpu.example.com"
 
@@ -210,3 +220,154 @@ def test_uuids_come_from_the_resource_slices() -> None:
     assert uuids == {(DRIVER, "node-1", "gpu-0"): "GPU-a", (DRIVER, "node-1", "gpu-1"): "GPU-b"}
     known = with_uuids(claim(device(1), device(5)), uuids)
     assert [each.uuid for each in known.devices or ()] == ["GPU-b", None]
+
+
+ROLLOUT = rollout_fact(
+    {
+        "metadata": {"name": "swe", "namespace": "pearl", "uid": "rollout-uid"},
+        "spec": {
+            "model": {"name": "tiny", "uri": "/models/tiny"},
+            "engine": {"image": "example/worker:1", "tensorParallel": 2},
+            "capacity": {"reserved": {"gpus": 2}, "borrowed": {"maxGpus": 4, "trainerSelector": {}}},
+        },
+    }
+)
+HOLDER = {
+    "metadata": {"name": "trainer-0", "namespace": "ml", "uid": "trainer-uid"},
+    "spec": {"nodeName": "node-1", "containers": [{"name": "train"}]},
+    "status": {"phase": "Running"},
+}
+
+
+def enrolled(devices: Devices, *gpus: str, **pod: Any) -> Enrolment:
+    return check(
+        RegisterRequest(rollout="swe", gpus=list(gpus)),
+        caller=Caller("ml", "trainer-0", "trainer-uid", "node-1"),
+        trainer=HOLDER | pod,
+        rollout=ROLLOUT,
+        loans=(),
+        namespaces=("ml",),
+        devices=devices,
+    )
+
+
+FOUR = cluster(claim(device(0, "a"), device(1, "b"), device(2, "c"), device(3, "c")))
+
+
+def test_borrowers_name_the_requests_that_hold_their_gpus() -> None:
+    made = enrolled(FOUR, "GPU-0", "GPU-1", "GPU-2", "GPU-3")
+    body = loan_object(made)
+    body["metadata"]["uid"] = "loan-uid"
+    loan = loan_fact(body)
+    assert loan is not None
+    assert same(loan, made)
+
+    def reaches(index: int) -> tuple[Any, Any, str]:
+        spec = borrower_pod(loan, ROLLOUT, index=index, slot=1000 + index, hostname="host-1")["spec"]
+        container = spec["containers"][0]
+        visible = next(each["value"] for each in container["env"] if each["name"] == "NVIDIA_VISIBLE_DEVICES")
+        assert set(container["resources"]) == {"claims"}
+        return spec["resourceClaims"], container["resources"]["claims"], visible
+
+    held = [{"name": f"lent-{number}", "resourceClaimName": "gpus"} for number in range(2)]
+    asked = [{"name": "lent-0", "request": "a"}, {"name": "lent-1", "request": "b"}]
+    assert reaches(0) == (held, asked, "void")
+    assert reaches(1) == (held[:1], [{"name": "lent-0", "request": "c"}], "void")
+
+
+def test_a_trainer_that_holds_another_claim_now_is_another_enrolment() -> None:
+    made = enrolled(FOUR, "GPU-0", "GPU-1")
+    body = loan_object(made)
+    body["metadata"]["uid"] = "loan-uid"
+    loan = loan_fact(body)
+    assert loan is not None
+    other = cluster(claim(device(0, "x"), device(1, "x"), name="other"))
+    assert not same(loan, enrolled(other, "GPU-0", "GPU-1"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "reason", "said"),
+    [
+        (["GPU-0", "GPU-1", "GPU-2", "GPU-3", "GPU-4"], "TooManyGpus", "holds 4 by ResourceClaims"),
+        (["GPU-0", "GPU-7"], "UnknownGpu", "`gpus` names GPU-7, in no ResourceClaim of the pod"),
+        (["GPU-0", "gpu-0"], "TooManyGpus", "twice"),
+    ],
+)
+def test_a_trainer_lends_no_gpu_that_its_claims_do_not_hold(gpus: list[str], reason: str, said: str) -> None:
+    with pytest.raises(LoanProblem, match=said) as caught:
+        enrolled(FOUR, *gpus)
+    assert caught.value.reason == reason
+
+
+class Api:
+    """Answers as the API server does: objects by kind and name, and versions and rights that it lacks."""
+
+    def __init__(self, objects: dict[tuple[str, str], dict[str, Any]], version: str = "v1") -> None:
+        self.objects = objects
+        self.version = version
+        self.forbidden: set[str] = set()
+        self.fields: list[Any] = []
+
+    def _check(self, kind: Kind) -> None:
+        if kind.plural in self.forbidden:
+            raise Refused("forbidden")
+        if kind.version != self.version:
+            raise NotFound("no such version")
+
+    async def list(self, kind: Kind, *, fields: dict[str, str] | None = None) -> list[dict[str, Any]]:
+        self._check(kind)
+        self.fields.append(fields)
+        return [body for (plural, _), body in self.objects.items() if plural == kind.plural]
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> dict[str, Any] | None:
+        assert namespace == "ml"
+        self._check(kind)
+        return self.objects.get((kind.plural, name))
+
+
+OBJECTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("deviceclasses", "gpu.example.com"): {"metadata": {"name": "gpu.example.com"}},
+    ("resourceclaims", "gpus"): {
+        "metadata": {"name": "gpus"},
+        "status": {
+            "allocation": {
+                "devices": {"results": [{"driver": DRIVER, "pool": "node-1", "device": "gpu-0", "request": "gpus"}]}
+            }
+        },
+    },
+    ("resourceslices", "node-1-x"): {
+        "spec": {
+            "driver": DRIVER,
+            "pool": {"name": "node-1"},
+            "devices": [{"name": "gpu-0", "attributes": {"uuid": {"string": "GPU-0"}}}],
+        }
+    },
+}
+NAMES_A_CLAIM = {
+    "metadata": {"name": "trainer-0", "namespace": "ml"},
+    "spec": {"nodeName": "node-1", "resourceClaims": [{"name": "a", "resourceClaimName": "gpus"}]},
+}
+
+
+async def test_the_api_server_is_asked_for_the_pods_claims_and_its_nodes_slices_only() -> None:
+    api: Any = Api(OBJECTS)
+    seen = await look(api, NAMES_A_CLAIM)
+    assert (seen.version, seen.classes, seen.count) == ("v1", ("gpu.example.com",), 1)
+    assert seen.uuids == {"gpu-0"}
+    assert api.fields == [None, {"spec.nodeName": "node-1"}]
+    assert await look(api, HOLDER) == Devices(version="v1", classes=("gpu.example.com",))
+
+
+async def test_what_cannot_be_read_is_unknown_and_no_reason_to_refuse_a_trainer() -> None:
+    api: Any = Api(OBJECTS)
+    api.forbidden = {"resourceclaims"}
+    seen = await look(api, NAMES_A_CLAIM)
+    assert (seen.claims, seen.count) == (None, None)
+    assert enrolled(seen, "GPU-0", "GPU-1").access.chosen is LoanAccess.VISIBLE_DEVICES
+    api.forbidden = {"deviceclasses"}
+    seen = await look(api, NAMES_A_CLAIM)
+    assert (seen.version, seen.classes, seen.claims) == (None, None, None)
+    older: Any = Api(OBJECTS, version="v1beta2")
+    assert (await look(older, HOLDER)).version == "v1beta2"
+    none: Any = Api(OBJECTS, version="none")
+    assert (await look(none, HOLDER)).version == ""
