@@ -46,6 +46,7 @@ class Engine:
         self.kills = 0
         self.start_seconds: float | None = None
         self.load_seconds: float | None = None
+        self.wake_seconds: float | None = None
         self.kill_seconds: float | None = None
         """Longest kill seen."""
 
@@ -139,6 +140,10 @@ class Engine:
             raise CanaryError(f"the engine serves version {version!r} instead of {self.facts.loaded}")
         self._set(proven=True, served=True)
 
+    def distrust(self) -> None:
+        """What is loaded computes nonsense."""
+        self._set(loaded=None, current=False, proven=False)
+
     async def open(self) -> None:
         """Let work in."""
         self._set(drained=False)
@@ -160,6 +165,7 @@ class Engine:
 
     async def wake(self, files: Sequence[Path] | None, version: int) -> None:
         """Take the device back. `files` None = the weights of `version` survived the sleep."""
+        began = now()
         self._set(half_awake=True)
         if files is None:
             await self._client.wake()
@@ -170,6 +176,7 @@ class Engine:
             if not await self._client.reset_prefix_cache():
                 raise EngineFaultError("the prefix cache was not empty after waking")
         self._set(asleep=False, half_awake=False, vacated=False)
+        self.wake_seconds = now() - began
         self.accept()
 
     async def vacate(self, hard: Callable[[], float], device_is_free: Callable[[], bool]) -> VacateReport:

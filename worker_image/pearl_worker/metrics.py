@@ -31,7 +31,8 @@ class WorkerCollector(Collector):
             "pearl_worker_wanted_version": ("Weight version in the manifest", state.wanted_version),
             "pearl_worker_start_seconds": ("Duration of the last engine start", state.start_seconds),
             "pearl_worker_weight_load_seconds": ("Duration of the last weight update", state.weight_load_seconds),
-            "pearl_worker_kill_seconds": ("Longest kill of an engine", self._worker.engine.kill_seconds),
+            "pearl_worker_wake_seconds": ("Duration of the last wake-up", state.wake_seconds),
+            "pearl_worker_kill_seconds": ("Longest kill of an engine", state.kill_seconds),
             "pearl_worker_loan_epoch": ("Highest loan epoch seen", loan.epoch if loan else None),
             "pearl_worker_loan_granted": ("1 under a live grant", float(loan.granted) if loan else None),
         }

@@ -135,6 +135,8 @@ class Worker:
             message=self._message or problem,
             start_seconds=self.engine.start_seconds,
             weight_load_seconds=self.engine.load_seconds,
+            wake_seconds=self.engine.wake_seconds,
+            kill_seconds=self.engine.kill_seconds,
             loan=self.loan_state() if self.loan else None,
         )
 
@@ -274,12 +276,12 @@ class Worker:
             await self._after_fault(step, error)
 
     async def _after_fault(self, step: Step, error: EngineFaultError) -> None:
-        # Not one that was waking up: what memory it has by now, nobody knows.
-        half_loaded = step is Step.LOAD and self.engine.facts.loaded is None
-        if half_loaded or isinstance(error, CanaryError):
+        if isinstance(error, CanaryError):
+            self.engine.distrust()
+        if self.engine.facts.loaded is None and step in (Step.LOAD, Step.PROVE):
             self._weights.load_failed()
-        if half_loaded and not self._weights.given_up:
-            return  # a whole good update mends a half-loaded engine
+            if not self._weights.given_up:
+                return  # a whole good update mends a half-loaded engine
         await self._restart_later()
 
     async def _engine_ended(self, code: int) -> None:

@@ -61,7 +61,9 @@ class WorkerState(Message):
     wanted_version: int | None = Field(default=None, description="Version in the manifest; None = not read yet.")
     message: str = Field(default="", description="Why it is in this phase, for people.")
     start_seconds: float | None = Field(default=None, description="Measured duration of the last engine start.")
-    weight_load_seconds: float | None = None
+    weight_load_seconds: float | None = Field(default=None, description="The same of the last weight update.")
+    wake_seconds: float | None = Field(default=None, description="The same of the last wake-up, weights included.")
+    kill_seconds: float | None = Field(default=None, description="The longest kill of an engine so far.")
     loan: LoanState | None = Field(default=None, description="Only on borrower pods.")
 
 
