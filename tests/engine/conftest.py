@@ -80,6 +80,10 @@ class Worker:
             )
         self.wait(lambda: self.call("GET", "/healthz").status_code == httpx.codes.OK, "its agent to answer")
 
+    def secret(self, purpose: str) -> str:
+        """The token that callers of this kind have."""
+        return derive(KEY, purpose)
+
     def stop(self) -> int:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
@@ -164,21 +168,25 @@ def greedy(engine_environment: Path) -> Callable[[Path, Sequence[int], int], lis
 
 
 @pytest.fixture(scope="session")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the trainer publishes for the reserved worker."""
-    return tmp_path_factory.mktemp("weights")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the trainer publishes for each worker: one's weights cost the other no time."""
+    return {name: tmp_path_factory.mktemp(f"weights-{name}") for name in ("reserved", "borrowed")}
 
 
 @pytest.fixture(scope="session")
-def publish(weights: Path, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """Publishes a model's weights; `keep_bytes` cuts the file short *before* it is hashed."""
+def publish(
+    weights: dict[str, Path], models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """Publishes a model's weights; `damage` is done to the file *before* it is hashed. The published file."""
 
-    def publish_version(version: int, model: str, keep_bytes: int | None = None) -> None:
+    def publish_version(
+        version: int, model: str, *, to: str = "reserved", damage: Callable[[Path], None] | None = None
+    ) -> Path:
         made = tmp_path_factory.mktemp("made")
         shutil.copy(models[model] / "model.safetensors", made)
-        if keep_bytes is not None:
-            os.truncate(made / "model.safetensors", keep_bytes)
-        trainer.publish(str(weights), version, made)
+        if damage is not None:
+            damage(made / "model.safetensors")
+        return trainer.publish(str(weights[to]), version, made).directory / "model.safetensors"
 
     return publish_version
 
@@ -187,7 +195,7 @@ def publish(weights: Path, models: dict[str, Path], tmp_path_factory: pytest.Tem
 def workers(
     engine_environment: Path,
     models: dict[str, Path],
-    weights: Path,
+    weights: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Worker, Worker]]:
     """A reserved and a borrowed worker, both ready."""
@@ -207,9 +215,13 @@ def workers(
         "PEARL_TOKENS_DIR": str(secrets),
         "PEARL_SCRATCH_DIR": str(root),
     }
-    reserved = Worker("reserved", root / "reserved", {**common, "PEARL_WEIGHTS_SOURCE": f"file://{weights}"})
+
+    def source(name: str) -> dict[str, str]:
+        return {"PEARL_WEIGHTS_SOURCE": f"file://{weights[name]}"}
+
+    reserved = Worker("reserved", root / "reserved", {**common, **source("reserved")})
     loan = {"PEARL_LOAN_NAME": LOAN, "PEARL_LOAN_NAMESPACE": NAMESPACE, "PEARL_FAKE_DEVICE_DIR": str(device)}
-    borrowed = Worker("borrowed", root / "borrowed", {**common, **loan})
+    borrowed = Worker("borrowed", root / "borrowed", {**common, **loan, **source("borrowed")})
     try:
         reserved.start()
         borrowed.start()

@@ -22,6 +22,13 @@ PROMPT = list(range(1, 40))
 GIVE: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
+def poison(file: Path) -> None:
+    """Every number of a safetensors file (its header's length, header, data) becomes NaN."""
+    content = file.read_bytes()
+    data = 8 + int.from_bytes(content[:8], "little")
+    file.write_bytes(content[:data] + b"\x00\x00\xc0\x7f" * ((len(content) - data) // 4))
+
+
 def prompt_of(tokens: int) -> list[int]:
     return [random.Random(tokens).randrange(250) for _ in range(tokens)]
 
@@ -69,7 +76,7 @@ def test_a_killed_engine_serves_again(workers: Any) -> None:
 
 def test_a_weight_update_changes_answers_and_versions(
     workers: Any,
-    publish: Callable[..., None],
+    publish: Callable[..., Path],
     models: dict[str, Path],
     greedy: Callable[[Path, Sequence[int], int], list[int]],
 ) -> None:
@@ -93,7 +100,7 @@ def test_a_sleeping_worker_refuses_and_serves_again_when_woken(workers: Any) -> 
     assert worker.tokens(PROMPT, 8) == expected
 
 
-def test_weights_that_break_the_engine_are_never_served(workers: Any, publish: Callable[..., None]) -> None:
+def test_weights_that_break_the_engine_are_never_served(workers: Any, publish: Callable[..., Path]) -> None:
     worker = workers[0]
     good = worker.tokens(PROMPT, 8)
     served, over = [], threading.Event()
@@ -113,7 +120,7 @@ def test_weights_that_break_the_engine_are_never_served(workers: Any, publish: C
     asking.start()
     try:
         starts = worker.state().engine_starts
-        publish(2, "tiny-b", keep_bytes=700_000)
+        publish(2, "tiny-b", damage=lambda file: os.truncate(file, 700_000))
         worker.wait_for_phase("WeightsFailed")
         worker.wait(lambda: worker.state().engine_starts == starts + 1, "a restart")
         worker.wait(lambda: worker.state().weight_version == 0, "whole weights")
@@ -125,6 +132,33 @@ def test_weights_that_break_the_engine_are_never_served(workers: Any, publish: C
         asking.join()
     assert {version for version, _, _ in served} <= {"1", "3"}
     assert all(tokens == good[: len(tokens)] for _, tokens, _ in served)
+    assert worker.tokens(PROMPT, 8) == good
+
+
+def test_weights_that_change_on_the_disk_after_they_were_published_never_reach_the_engine(
+    workers: Any, publish: Callable[..., Path]
+) -> None:
+    worker = workers[0]
+    good = worker.tokens(PROMPT, 8)
+    starts = worker.state().engine_starts
+    file = publish(4, "tiny")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    worker.wait(lambda: "model.safetensors does not have the hash" in worker.state().message, "a refusal")
+    assert (worker.state().phase, worker.tokens(PROMPT, 8)) == ("Ready", good)
+    publish(5, "tiny-b")
+    worker.wait(lambda: worker.state().weight_version == 5 and worker.state().phase == "Ready", "version 5")
+    assert (worker.tokens(PROMPT, 8), worker.state().engine_starts) == (good, starts)
+
+
+def test_weights_that_are_no_numbers_load_and_are_never_served(workers: Any, publish: Callable[..., Path]) -> None:
+    worker = workers[0]
+    good = worker.tokens(PROMPT, 8)
+    publish(6, "tiny-b", damage=poison)
+    worker.wait_for_phase("WeightsFailed")
+    assert worker.generate(PROMPT, 8).status_code != httpx.codes.OK
+    publish(7, "tiny-b")
+    worker.wait(lambda: worker.state().weight_version == 7 and worker.state().phase == "Ready", "version 7")
     assert worker.tokens(PROMPT, 8) == good
 
 
