@@ -20,7 +20,7 @@ rl-loop: setup ## a real RL loop that lends its GPU between updates, on this mac
 	@$(PY) -m examples.rl_loop
 
 test: setup ## all tests: lint, unit, real vLLM on CPU, real Kubernetes
-	@scripts/test lint unit engine cluster
+	@scripts/test lint unit integrations engine cluster
 
 test-unit: setup ## the fast tests alone
 	@scripts/test unit
@@ -28,11 +28,14 @@ test-unit: setup ## the fast tests alone
 test-engine: setup ## real vLLM on CPU
 	@scripts/test engine
 
+test-integrations: setup ## the trainer adapters with TRL and verl themselves
+	@scripts/test integrations
+
 test-cluster: setup ## real Kubernetes with real vLLM in pods
 	@scripts/test cluster
 
 test-full: setup ## everything, the slowest suites too
-	@PEARL_SLOW=1 scripts/test lint unit engine cluster
+	@PEARL_SLOW=1 scripts/test lint unit integrations engine cluster
 
 lint: setup ## ruff, mypy, import rules, generated files
 	@scripts/test lint

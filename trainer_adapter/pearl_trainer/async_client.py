@@ -97,6 +97,10 @@ class AsyncPearlClient:
         options = {"move": move, "keep": keep}
         return await loop.run_in_executor(None, self._session.publish, version, files, source, options)
 
+    def published_version(self) -> int | None:
+        """As `PearlClient.published_version`."""
+        return self._session.published()
+
     async def trajectory(self, name: str) -> Trajectory:
         """As `PearlClient.trajectory`."""
         return await self._driver.run(self._session.gateway.trajectory(name))
@@ -138,8 +142,16 @@ class AsyncLoan(LoanFacts):
     @asynccontextmanager
     async def training(self, *, within: float | None = None, cap_seconds: float | None = None) -> AsyncIterator[None]:
         """As `Loan.training`."""
-        await self._driver.run(self._ranked.before_training(within))
+        await self.begin_training(within)
         yield
+        await self.end_training(cap_seconds)
+
+    async def begin_training(self, within: float | None = None) -> None:
+        """As `Loan.begin_training`."""
+        await self._driver.run(self._ranked.before_training(within))
+
+    async def end_training(self, cap_seconds: float | None = None) -> None:
+        """As `Loan.end_training`."""
         await self._driver.run(self._ranked.after_training(cap_seconds))
 
     async def lend(self, cap_seconds: float | None = None) -> LendResult:
@@ -155,6 +167,10 @@ class AsyncLoan(LoanFacts):
     ) -> Published | None:
         """As the client's."""
         return await self._client.publish_weights(version, files, move=move, keep=keep)
+
+    def published_version(self) -> int | None:
+        """As the client's."""
+        return self._client.published_version()
 
     async def close(self) -> None:
         """Takes the GPUs back and ends the enrolment."""

@@ -138,6 +138,10 @@ class PearlClient:
         """Publishes weights for the workers; see `pearl_trainer.weights.publish`. None while PEARL is absent."""
         return self._session.publish(version, files, source, {"move": move, "keep": keep})
 
+    def published_version(self) -> int | None:
+        """Version that the manifest names now, 0 before the first; None where nobody has said where weights go."""
+        return self._session.published()
+
     def trajectory(self, name: str) -> Trajectory:
         """One trajectory: token ids, loss mask, behaviour logprobs and weight version per token, segments."""
         return self._driver.run(self._session.gateway.trajectory(name))
@@ -190,8 +194,20 @@ class Loan(LoanFacts):
         Raises:
             NotReturned: a GPU is not known to be free; the body did not run.
         """
-        self._driver.run(self._ranked.before_training(within))
+        self.begin_training(within)
         yield
+        self.end_training(cap_seconds)
+
+    def begin_training(self, within: float | None = None) -> None:
+        """The first half of `training`, for loops whose hooks are two calls: reclaim → onload.
+
+        Raises:
+            NotReturned: a GPU is not known to be free; do not train.
+        """
+        self._driver.run(self._ranked.before_training(within))
+
+    def end_training(self, cap_seconds: float | None = None) -> None:
+        """The second half of `training`: offload → lend."""
         self._driver.run(self._ranked.after_training(cap_seconds))
 
     def lend(self, cap_seconds: float | None = None) -> LendResult:
@@ -209,6 +225,10 @@ class Loan(LoanFacts):
     def publish_weights(self, version: int, files: Files, *, move: bool = False, keep: int = 3) -> Published | None:
         """As the client's."""
         return self._client.publish_weights(version, files, move=move, keep=keep)
+
+    def published_version(self) -> int | None:
+        """As the client's."""
+        return self._client.published_version()
 
     def close(self) -> None:
         """Takes the GPUs back and ends the enrolment."""

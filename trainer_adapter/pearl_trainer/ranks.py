@@ -71,7 +71,7 @@ class RankedLoan:
         self.leads = part.leads
         self._part = part
         self._hooks = hooks
-        self._present = present
+        self.present = present
         self._offloaded = False
 
     def begin(self, *, lend: bool, cap_seconds: float | None) -> Flow[None]:
@@ -101,7 +101,7 @@ class RankedLoan:
     def after_training(self, cap_seconds: float | None) -> Flow[None]:
         """Empties this rank's GPU and, once every rank has, offers them all."""
         self.core.meter.mark(IDLE)
-        if not self._present:
+        if not self.present:
             return
         if self._hooks.offload is not None:
             yield Invoke(self._hooks.offload)
@@ -160,6 +160,11 @@ class LoanFacts:
     def registration(self) -> RegisterAnswer | None:
         """What enrolling answered; None while PEARL was never reached."""
         return self._ranked.core.registration
+
+    @property
+    def present(self) -> bool:
+        """PEARL is configured (`PEARL_OPERATOR_URL`), whether it can be reached now or not; alike on all ranks."""
+        return self._ranked.present
 
     @property
     def usage(self) -> Usage:

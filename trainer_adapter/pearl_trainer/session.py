@@ -13,7 +13,7 @@ from pearl_trainer.gateway import GatewayApi, no_gateway
 from pearl_trainer.gpus import MemoryProbe, check_uuids, gpu_uuids
 from pearl_trainer.messages import GroupRequest, RegisterAnswer, RegisterRequest
 from pearl_trainer.ranks import Part, RankedLoan
-from pearl_trainer.weights import Files, Published, publish
+from pearl_trainer.weights import Files, Published, publish, published_version, source_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,16 +108,28 @@ class Session:
         Raises:
             ConfigurationError: the rollout has no weights source, or another argument must be changed.
         """
-        registration = self._registration()
-        found = source or self.settings.weights_source or (registration.weights_source if registration else None)
+        found = source or self._weights_source()
         if found is not None:
             return publish(found, version, files, **options)
-        if registration is not None:
+        if self._registration() is not None:
             raise ConfigurationError(
                 "the PearlRollout names no weights source: set its spec.weights.source, or pass source="
             )
         log.warning("weights version %d was not published: PEARL could not be reached yet", version)
         return None
+
+    def published(self) -> int | None:
+        """Version that the manifest names; None where nobody has said where weights go.
+
+        Raises:
+            ConfigurationError: the source is no directory here, or its manifest is damaged.
+        """
+        source = self._weights_source()
+        return None if source is None else published_version(source_directory(source))
+
+    def _weights_source(self) -> str | None:
+        registration = self._registration()
+        return self.settings.weights_source or (registration.weights_source if registration else None)
 
     def _registration(self) -> RegisterAnswer | None:
         return next((core.registration for core in reversed(self._loans) if core.registration is not None), None)

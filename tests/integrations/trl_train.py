@@ -1,0 +1,141 @@
+"""GRPO by TRL on a CPU, its completions generated from published weights while the GPUs are lent. Prints JSON.
+
+    python trl_train.py MODEL WEIGHTS STEPS
+
+Runs in an environment with TRL and torch (see `conftest`). The worker is Hugging Face's own `generate`, in a thread,
+on nothing but the files that the manifest names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from pearl_double import PearlDouble
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from pearl_trainer import PearlClient
+from pearl_trainer.integrations.trl import LentRollout
+from pearl_trainer.settings import Settings
+
+WANTED = frozenset("abcdefghijklmnopqrstuvwxyz ")
+"""The reward of a completion is the share of these characters in it."""
+
+
+class Worker:
+    """Generates with the newest published weights."""
+
+    def __init__(self, model: str, weights: Path) -> None:
+        self._lock = threading.Lock()
+        self._weights = weights
+        self._version = 0
+        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.versions: list[int] = []
+
+    @torch.no_grad()
+    def generate(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self._load()
+            ids = torch.tensor([prompt])
+            made = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=sampling["max_tokens"],
+                do_sample=True,
+                temperature=sampling["temperature"],
+                top_k=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            answer = made.sequences[0, len(prompt) :].tolist()
+            logprobs = [
+                logits[0].log_softmax(-1)[token].item() for logits, token in zip(made.logits, answer, strict=True)
+            ]
+            self.versions.append(self._version)
+        content = [{"token_id": one, "logprob": logprob} for one, logprob in zip(answer, logprobs, strict=True)]
+        spans = [{"version": self._version, "start": 0, "end": len(answer)}]
+        choice = {"token_ids": answer, "logprobs": {"content": content}, "finish_reason": "length"}
+        return {"choices": [{**choice, "weight_versions": spans}]}
+
+    def _load(self) -> None:
+        manifest = json.loads((self._weights / "manifest.json").read_text())
+        if manifest["version"] != self._version:
+            self._version = manifest["version"]
+            self._model = AutoModelForCausalLM.from_pretrained(self._weights / manifest["uri"], dtype=torch.float32)
+
+
+def train(model: str, weights: Path, steps: int, scratch: str) -> dict[str, Any]:
+    """One run; what it did."""
+    worker = Worker(model, weights)
+    rewards: list[float] = []
+
+    def reward(completions: list[str], weight_version: list[int], **_: Any) -> list[float]:
+        assert len(set(weight_version)) == 1, "completions of one batch come from one version here"
+        found = [sum(one in WANTED for one in text) / max(len(text), 1) for text in completions]
+        rewards.append(sum(found) / len(found))
+        return found
+
+    config = GRPOConfig(
+        output_dir=scratch,
+        use_cpu=True,
+        max_steps=steps,
+        per_device_train_batch_size=16,
+        num_generations=8,
+        max_completion_length=12,
+        learning_rate=1e-2,
+        temperature=1.0,
+        beta=0.0,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        bf16=False,
+        dataloader_pin_memory=False,
+    )
+    with PearlDouble(weights, worker.generate) as pearl:
+        token = Path(scratch, "token")
+        token.write_text("projected")
+        settings = Settings(operator_url=pearl.url, token_file=str(token), visible_devices="GPU-a")
+        rollout = LentRollout(PearlClient(settings), rollout="math")
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+            processing_class=AutoTokenizer.from_pretrained(model),
+            reward_funcs=reward,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": ["say it: ", "some more: ", "a word, please: ", "and on "]}),
+            rollout_func=rollout,
+        )
+        training_step = trainer.training_step
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            loss = training_step(*args, **kwargs)
+            pearl.note("update")
+            return loss
+
+        trainer.training_step = noted
+        trainer.train()
+        loan = rollout.loan
+        assert loan is not None
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "rewards": rewards,
+        "versions": sorted(set(worker.versions)),
+        "events": pearl.events,
+        "batches": pearl.batches,
+        "finished": pearl.finished,
+        "idle": loan.usage.idle_fraction,
+        "keys": sorted(logged[-1]),
+        "logged": logged[-1],
+    }
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(train(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), folder)))  # noqa: T201 - its result
