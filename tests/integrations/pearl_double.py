@@ -10,18 +10,16 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pearl_worker.fence import Fence, FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+    from pathlib import Path
     from typing import Self
 
 TTL_SECONDS = 8.0
-
-Generate = "Callable[[list[int], dict[str, Any]], dict[str, Any]]"
 
 
 @dataclass
@@ -46,7 +44,7 @@ class PearlDouble:
             def do_POST(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else {}
-                status, answer = double.answer(self.command, self.path, body, self.headers)
+                status, answer = double.answer(self.command, self.path, body)
                 content = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -83,7 +81,7 @@ class PearlDouble:
         with self._lock:
             self.events.append(f"{what} {'lent' if self.lent else 'mine'}")
 
-    def answer(self, method: str, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> tuple[int, Any]:
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Status and body of one call."""
         if path == "/inference/v1/generate":
             assert self.generate is not None
