@@ -100,6 +100,8 @@ class FakeKube:
     down: bool = False
     dead: bool = False
     """The operator was killed; nothing that it still tries to do happens."""
+    review: Callable[[Object], Object] | None = None
+    """TokenReview: from its spec to its status."""
     _owned: dict[tuple[Any, ...], Object] = field(default_factory=dict)
     _events: deque[tuple[Callable[[str, Kind, Object], None], str, Kind, Object]] = field(default_factory=deque)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
@@ -140,6 +142,8 @@ class FakeKube:
 
     async def create(self, kind: Kind, body: Object) -> Object:
         await self.dry_run_create(kind, body)
+        if kind is kinds.TOKEN_REVIEW and self.review is not None:
+            return {"status": self.review(body["spec"])}
         meta = body["metadata"]
         key = (kind.plural, meta.get("namespace"), meta["name"])
         if key in self.objects:
@@ -241,7 +245,7 @@ class FakeKube:
         if known is not None and known.get("spec") != stored.get("spec"):
             generation += 1
         stored["metadata"] |= {
-            "uid": known["metadata"]["uid"] if known else f"uid-{number}",
+            "uid": known["metadata"]["uid"] if known else meta.get("uid", f"uid-{number}"),
             "resourceVersion": number,
             "generation": generation,
             "creationTimestamp": known["metadata"]["creationTimestamp"] if known else to_rfc3339(self.clock.now()),

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 from pearl_worker.ports import EngineFaultError, WeightsError
 
 POLL_SECONDS = 0.05
+_RESOLUTION_SECONDS = 1e-4
+"""A shorter rest of a deadline is none: a clock that cannot tell it would be asked for ever."""
 _Result = TypeVar("_Result")
 
 
@@ -34,7 +36,7 @@ async def before(deadline: Callable[[], float], work: Awaitable[_Result]) -> _Re
     try:
         while not task.done():
             remaining = deadline() - now()
-            if remaining <= 0:
+            if remaining < _RESOLUTION_SECONDS:
                 raise TimeoutError
             await asyncio.wait([task], timeout=min(remaining, POLL_SECONDS))
         return task.result()

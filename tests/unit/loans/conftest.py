@@ -1,12 +1,19 @@
-"""Makes the bench importable for these tests."""
+"""A cluster of trainers for each test; `begin` starts it."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent))
+import pytest
+from loan_cluster import LoanCluster
 
-from loans_bench import bench
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
-__all__ = ["bench"]
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LoanCluster]:
+    made = LoanCluster(tmp_path)
+    yield made
+    await made.close()

@@ -14,27 +14,33 @@ from pearl_api.openapi_page import html_page
 from pearl_operator.loans.limits import Calls, Limits
 
 if TYPE_CHECKING:
-    from loans_bench import Bench
+    from loan_cluster import LoanCluster
 
 pytestmark = pytest.mark.looptime
 
 LENDING = "/v1/loans/ml/trainer-0/lend"
-PROJECTED = "projected-token"
+PROJECTED = "token of trainer-0"
 OFFER = {"requestId": "request-1"}
 
 
+async def begun(cluster: LoanCluster) -> None:
+    client = await cluster.begin()
+    await client.close()
+
+
 async def call(
-    bench: Bench, method: str, path: str, body: Any = None, *, token: str = PROJECTED, **options: Any
+    cluster: LoanCluster, method: str, path: str, body: Any = None, *, token: str = PROJECTED, **options: Any
 ) -> httpx2.Response:
     headers = {"Authorization": f"Bearer {token}"}
-    async with httpx2.AsyncClient(transport=bench.network, trust_env=False) as client:
+    async with httpx2.AsyncClient(transport=cluster.network, trust_env=False) as client:
         return await client.request(method, f"http://operator{path}", json=body, headers=headers, **options)
 
 
-async def registered(bench: Bench, **extra: Any) -> Any:
-    answer = await call(bench, "POST", "/v1/loans/register", {"rollout": "swe", "gpus": ["GPU-a"], **extra})
+async def registered(cluster: LoanCluster, **extra: Any) -> Any:
+    await begun(cluster)
+    answer = await call(cluster, "POST", "/v1/loans/register", {"rollout": "swe", "gpus": ["GPU-a"], **extra})
     assert answer.status_code == 200, answer.text
-    await bench.until(lambda: bool(bench.pods))
+    await cluster.borrowers_run(1)
     return answer.json()
 
 
@@ -43,7 +49,8 @@ def said(answer: httpx2.Response) -> tuple[int, str, str]:
     return answer.status_code, body["error"], body["message"]
 
 
-def test_the_document_names_every_route_with_its_body_and_answer(bench: Bench) -> None:
+async def test_the_document_names_every_route_with_its_body_and_answer(cluster: LoanCluster) -> None:
+    await begun(cluster)
     described = {
         (path, method.upper()): (
             _name(operation.get("requestBody")),
@@ -57,7 +64,7 @@ def test_the_document_names_every_route_with_its_body_and_answer(bench: Bench) -
             route.body_field.field_info.annotation.__name__ if route.body_field else None,
             route.response_model.__name__,
         )
-        for route in bench.service.router().routes
+        for route in cluster.service.router().routes
         if isinstance(route, APIRoute) and route.response_model is not None
     }
     unserved = {("/v1/loans/access", "POST")} - served.keys()
@@ -68,10 +75,11 @@ def _name(content: Any) -> str | None:
     return content["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[-1] if content else None
 
 
-async def test_the_document_and_its_page_are_served_to_everybody(bench: Bench) -> None:
-    answer = await call(bench, "GET", "/v1/loans/openapi.json", token="")
+async def test_the_document_and_its_page_are_served_to_everybody(cluster: LoanCluster) -> None:
+    await begun(cluster)
+    answer = await call(cluster, "GET", "/v1/loans/openapi.json", token="")
     assert answer.json() == openapi.loan_api()
-    page = (await call(bench, "GET", "/v1/loans")).text
+    page = (await call(cluster, "GET", "/v1/loans")).text
     assert page == html_page(openapi.loan_api())
     assert "/v1/groups/{namespace}/{name}/lend" in page
     assert "http://" not in page  # nothing from elsewhere
@@ -88,36 +96,36 @@ async def test_the_document_and_its_page_are_served_to_everybody(bench: Bench) -
         (["not", "an", "object"], "body: "),
     ],
 )
-async def test_a_wrong_body_is_told_by_its_field(bench: Bench, body: Any, field: str) -> None:
-    loan = await registered(bench)
-    status, error, message = said(await call(bench, "POST", LENDING, body, token=loan["token"]))
+async def test_a_wrong_body_is_told_by_its_field(cluster: LoanCluster, body: Any, field: str) -> None:
+    loan = await registered(cluster)
+    status, error, message = said(await call(cluster, "POST", LENDING, body, token=loan["token"]))
     assert (status, error) == (422, "InvalidBody")
     assert message.startswith(field)
 
 
 @pytest.mark.parametrize("sent", ['{"requestId": ', '{"requestId": "request-1", "capSeconds": Infinity}', "\x00"])
-async def test_what_is_no_json_is_refused(bench: Bench, sent: str) -> None:
-    loan = await registered(bench)
+async def test_what_is_no_json_is_refused(cluster: LoanCluster, sent: str) -> None:
+    loan = await registered(cluster)
     headers = {"Authorization": f"Bearer {loan['token']}", "Content-Type": "application/json"}
-    async with httpx2.AsyncClient(transport=bench.network, trust_env=False) as client:
+    async with httpx2.AsyncClient(transport=cluster.network, trust_env=False) as client:
         answer = await client.post(f"http://operator{LENDING}", content=sent, headers=headers)
     assert said(answer)[:2] == (422, "InvalidBody")
 
 
-async def test_a_foreign_token_opens_nothing(bench: Bench) -> None:
-    await registered(bench)
+async def test_a_foreign_token_opens_nothing(cluster: LoanCluster) -> None:
+    await registered(cluster)
     foreign = {
-        "another pod's": tokens.loan_token("f" * 64, "ml", "trainer-1", "trainer-uid"),
+        "another pod's": tokens.loan_token("f" * 64, "ml", "trainer-1", "trainer-0-uid"),
         "an earlier pod's of that name": tokens.loan_token("f" * 64, "ml", "trainer-0", "earlier-uid"),
         "an agent's": tokens.derive("f" * 64, "agent"),
         "a group's": tokens.group_token("f" * 64, "ml", "trainer-0"),
-        "the projected": "projected-token",
+        "the projected": PROJECTED,
         "none": "",
     }
     for whose, token in foreign.items():
-        assert said(await call(bench, "POST", LENDING, OFFER, token=token))[:2] == (401, "WrongToken"), whose
-        assert said(await call(bench, "DELETE", "/v1/loans/ml/trainer-0", token=token))[0] == 401, whose
-    assert said(await call(bench, "GET", "/v1/loans/ml/trainer-9"))[:2] == (404, "LoanNotFound")
+        assert said(await call(cluster, "POST", LENDING, OFFER, token=token))[:2] == (401, "WrongToken"), whose
+        assert said(await call(cluster, "DELETE", "/v1/loans/ml/trainer-0", token=token))[0] == 401, whose
+    assert said(await call(cluster, "GET", "/v1/loans/ml/trainer-9"))[:2] == (404, "LoanNotFound")
 
 
 @pytest.mark.parametrize(
@@ -132,17 +140,18 @@ async def test_a_foreign_token_opens_nothing(bench: Bench) -> None:
         ({"group": "a group"}, "InvalidBody", "body.group"),
     ],
 )
-async def test_a_wrong_enrolment_is_refused(bench: Bench, body: Any, reason: str, message: str) -> None:
-    answer = await call(bench, "POST", "/v1/loans/register", {"rollout": "swe", "gpus": ["GPU-a"], **body})
+async def test_a_wrong_enrolment_is_refused(cluster: LoanCluster, body: Any, reason: str, message: str) -> None:
+    await begun(cluster)
+    answer = await call(cluster, "POST", "/v1/loans/register", {"rollout": "swe", "gpus": ["GPU-a"], **body})
     assert said(answer)[1] == reason
     assert message in said(answer)[2]
 
 
-async def test_a_caller_in_a_loop_is_told_when_to_try_again(bench: Bench) -> None:
-    loan = await registered(bench)
-    bench.planner = lambda: (False, "BorrowNotWorthwhile")
+async def test_a_caller_in_a_loop_is_told_when_to_try_again(cluster: LoanCluster) -> None:
+    loan = await registered(cluster)
+    cluster.planner = lambda: (False, "BorrowNotWorthwhile")
     answers = [
-        await call(bench, "POST", LENDING, {"requestId": f"request-{number}"}, token=loan["token"])
+        await call(cluster, "POST", LENDING, {"requestId": f"request-{number}"}, token=loan["token"])
         for number in range(int(Calls.CHANGE.value.burst) + 1)
     ]
     assert {answer.status_code for answer in answers[:-1]} == {200}
@@ -150,7 +159,7 @@ async def test_a_caller_in_a_loop_is_told_when_to_try_again(bench: Bench) -> Non
     assert (status, error, answers[-1].headers["Retry-After"]) == (429, "TooManyCalls", "1")
     assert "in a loop" in message
     # The trainer may still see and end things.
-    assert (await call(bench, "GET", "/v1/loans/ml/trainer-0", token=loan["token"])).status_code == 200
+    assert (await call(cluster, "GET", "/v1/loans/ml/trainer-0", token=loan["token"])).status_code == 200
 
 
 def test_a_bucket_fills_again_and_others_have_their_own() -> None:
@@ -163,10 +172,10 @@ def test_a_bucket_fills_again_and_others_have_their_own() -> None:
     assert limits.wait_seconds(Calls.REGISTER, "a", 1.0) == pytest.approx(1.0)
 
 
-async def test_a_repeated_request_is_answered_alike_and_makes_no_epoch(bench: Bench) -> None:
-    loan = await registered(bench)
-    first = (await call(bench, "POST", LENDING, OFFER, token=loan["token"])).json()
-    again = (await call(bench, "POST", LENDING, OFFER, token=loan["token"])).json()
+async def test_a_repeated_request_is_answered_alike_and_makes_no_epoch(cluster: LoanCluster) -> None:
+    loan = await registered(cluster)
+    first = (await call(cluster, "POST", LENDING, OFFER, token=loan["token"])).json()
+    again = (await call(cluster, "POST", LENDING, OFFER, token=loan["token"])).json()
     assert first["granted"], first
     assert again == first
-    assert json.dumps(bench.status()).count('"epoch"') == 1
+    assert json.dumps(cluster.loan()).count('"epoch"') == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from loans_bench import SPEC, trainer_pod
+from loan_cluster import SPEC, trainer_pod
 
 from pearl_api.loan import GPULoanStatus, LoanPhase
 from pearl_api.wire.loans import RegisterRequest
@@ -15,7 +15,7 @@ from pearl_operator.loans.enrol import Enrolment, check, same
 from pearl_operator.loans.identity import Caller, caller_of
 from pearl_operator.loans.problems import LoanProblem
 
-CALLER = Caller("ml", "trainer-0", "trainer-uid", "node-1")
+CALLER = Caller("ml", "trainer-0", "trainer-0-uid", "node-1")
 
 
 def rollout(**spec: Any) -> RolloutFact:
@@ -83,13 +83,19 @@ def test_gpus_that_fill_no_worker_are_left_over() -> None:
                 )
             },
             "AccessNotSupported",
-            "set Auto or VisibleDevices",
+            "is SharedClaim, and SharedClaim is not possible: the operator may not list DeviceClasses",
+        ),
+        (
+            ["GPU-a"],
+            {"visible_allowed": False},
+            "AccessNotSupported",
+            "is Auto, and SharedClaim is not possible: .*; VisibleDevices is not possible: namespace ml is not in",
         ),
         (["GPU-a"], {"namespaces": ("pearl",)}, "NotATrainerNamespace", "`trainerNamespaces`"),
         (["GPU-a"], {"trainer": None}, "TrainerPodGone", "running pod"),
         (["GPU-a"], {"caller": Caller("ml", "trainer-0", "older-uid", "node-1")}, "TrainerPodGone", "gone or ending"),
         (["GPU-a"], {"trainer": trainer_pod(role="eval")}, "TrainerNotSelected", "role=trainer"),
-        (["GPU-a"], {"caller": Caller("ml", "t" * 64, "trainer-uid", "node-1")}, "NameTooLong", "64 characters"),
+        (["GPU-a"], {"caller": Caller("ml", "t" * 64, "trainer-0-uid", "node-1")}, "NameTooLong", "64 characters"),
     ],
 )
 def test_what_may_not_lend(gpus: list[str], changes: dict[str, Any], reason: str, said: str) -> None:
@@ -148,7 +154,7 @@ def test_a_borrower_holds_no_gpu_of_its_own_and_belongs_to_the_trainer() -> None
     assert pod["spec"]["runtimeClassName"] == "nvidia"
     assert (pod["metadata"]["namespace"], pod["metadata"]["name"]) == ("ml", "trainer-0-borrower-1")
     owners = [(owner["kind"], owner["uid"], owner["controller"]) for owner in pod["metadata"]["ownerReferences"]]
-    assert owners == [("Pod", "trainer-uid", True)]
+    assert owners == [("Pod", "trainer-0-uid", True)]
     labels = pod["metadata"]["labels"]
     assert labels["pearl.dev/rollout"] == "swe"
     assert labels["pearl.dev/rollout-namespace"] == "pearl"
