@@ -167,7 +167,7 @@ class LoanCluster:
         self.rollout_body = {"metadata": {"name": KEY.name, "namespace": KEY.namespace}, "spec": spec}
 
     async def begin(self, *, planner: bool = False) -> AsyncPearlClient:
-        """The rollout, a trainer pod and an operator; the trainer's SDK. Virtual time begins with tests, not fixtures."""
+        """The rollout, a trainer pod, an operator; the SDK. Not for fixtures: virtual time begins with the test."""
         self.kube.store(kinds.ROLLOUT, self.rollout_body)
         settings = self.add_trainer()
         await self.start(planner=planner)

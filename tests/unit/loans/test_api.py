@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -179,3 +180,19 @@ async def test_a_repeated_request_is_answered_alike_and_makes_no_epoch(cluster: 
     assert first["granted"], first
     assert again == first
     assert json.dumps(cluster.loan()).count('"epoch"') == 1
+
+
+async def test_a_restarted_operator_answers_a_repeated_request_with_the_same_epoch(cluster: LoanCluster) -> None:
+    loan = await registered(cluster)
+    first = (await call(cluster, "POST", LENDING, OFFER, token=loan["token"])).json()
+    await cluster.kill()
+    await cluster.start()
+    await asyncio.sleep(0.1)
+    again = (await call(cluster, "POST", LENDING, OFFER, token=loan["token"])).json()
+    assert (first["granted"], first["epoch"]) == (again["granted"], again["epoch"]) == (True, 1)
+    await call(cluster, "POST", f"{loan['path']}/reclaiming", {"epoch": 1, "withinSeconds": 5}, token=loan["token"])
+    await cluster.kill()
+    await cluster.start()
+    await asyncio.sleep(0.1)
+    over = (await call(cluster, "POST", LENDING, OFFER, token=loan["token"])).json()
+    assert (over["granted"], over["reason"], over["epoch"]) == (False, "Withdrawn", 1)
