@@ -19,7 +19,7 @@ from pearl_worker.settings import cache_directory
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-SOURCES = (ROOT / "trainer_adapter", ROOT / "worker_image", HERE)
+SOURCES = (ROOT / "trainer_adapter", ROOT / "worker_image", ROOT / "tests" / "support")
 """What the scripts import of this project; none of it needs more than the standard library and httpx2."""
 
 

@@ -29,3 +29,12 @@ def test_grpo_learns_from_completions_of_lent_gpus(frameworks: Frameworks, tiny_
     first, last = found["rewards"][0], sum(found["rewards"][-3:]) / 3
     assert first < 0.3
     assert last > first + 0.3  # measured: 0.12 → 0.97
+    later = found["asynchronous"]
+    assert later["events"] == [
+        "register mine",
+        "lend lent",
+        *("reclaim mine", "update mine", f"sync {STEPS + 1} mine", "lend lent"),
+        *("reclaim mine", "update mine", f"sync {STEPS + 2} mine", "lend lent"),
+        *("reclaim mine", "deregister mine"),
+    ]
+    assert (later["lacks"], later["equal"]) == ([], True)

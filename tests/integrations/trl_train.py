@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from datasets import Dataset
 from pearl_double import PearlDouble
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
+from transformers.trainer_callback import CallbackHandler
 from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.async_grpo.async_grpo_trainer import StepIntervalCallback, WeightTransferProtocol
 
 from pearl_trainer import PearlClient
-from pearl_trainer.integrations.trl import LentRollout
+from pearl_trainer.integrations.trl import LendingCallback, LentRollout, PublishedWeights
 from pearl_trainer.settings import Settings
 
 WANTED = frozenset("abcdefghijklmnopqrstuvwxyz ")
@@ -136,6 +139,45 @@ def train(model: str, weights: Path, steps: int, scratch: str) -> dict[str, Any]
     }
 
 
-if __name__ == "__main__":
+def asynchronous(model: str, weights: Path, scratch: str) -> dict[str, Any]:
+    """What `AsyncGRPOTrainer` does with callbacks and weight transfer, in its order; it trains only on a GPU."""
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with PearlDouble(weights) as pearl:
+        settings = Settings(operator_url=pearl.url, token_file=str(Path(scratch, "token")), visible_devices="GPU-a")
+        loan = PearlClient(settings).register(rollout="math", lend=False)
+        transfer = PublishedWeights(loan)
+
+        def sync() -> None:
+            transfer.pause()
+            transfer.send_weights((name, parameter) for name, parameter in policy.named_parameters())
+            transfer.resume()
+            pearl.note(f"sync {loan.published_version()}")
+
+        callbacks = [StepIntervalCallback(sync, 1), LendingCallback(loan)]
+        handler = CallbackHandler(callbacks, policy, None, None, None)
+        arguments, control = GRPOConfig(output_dir=scratch, use_cpu=True, bf16=False), TrainerControl()
+        state = TrainerState(global_step=1)
+        handler.on_train_begin(arguments, state, control)
+        for _ in range(2):
+            handler.on_step_begin(arguments, state, control)
+            pearl.note("update")
+            handler.on_step_end(arguments, state, control)
+        handler.on_train_end(arguments, state, control)
+        loaded = load_file(next((weights / str(loan.published_version())).glob("*.safetensors")))
+    wanted = {name for name in vars(WeightTransferProtocol) if not name.startswith("_")}
+    return {
+        "events": pearl.events,
+        "lacks": sorted(wanted - set(dir(transfer))),
+        "equal": all(torch.equal(loaded[name], parameter) for name, parameter in policy.named_parameters()),
+    }
+
+
+def main(model: str, weights: Path, steps: int) -> dict[str, Any]:
+    """Both trainers."""
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(train(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), folder)))  # noqa: T201 - its result
+        found = train(model, weights, steps, folder)
+        return {**found, "asynchronous": asynchronous(model, weights, folder)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))))  # noqa: T201 - its result

@@ -39,6 +39,7 @@ class LentTrainGroup:
         self._cycle = Cycle(loan, save=save)
         self._updates = 0
         self._pushes = save is None
+        self._offloaded = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
@@ -63,20 +64,17 @@ class LentTrainGroup:
         self._updates += 1
         done = self._group.update_weights() if self._pushes or not self._cycle.loan.present else None
         self._cycle.publish(self._updates)
-        if self._cycle.loan.present and self._offloads():
+        if self._cycle.loan.present and getattr(self._group.args, "offload_train", False):
             self._group.offload()
+            self._offloaded = True
         self._cycle.give()
         return done
 
     def _take(self) -> None:
-        if self._cycle.mine:
-            return
         self._cycle.take()
-        if self._offloads():
+        if self._offloaded:
             self._group.onload()
-
-    def _offloads(self) -> bool:
-        return bool(getattr(self._group.args, "offload_train", False))
+            self._offloaded = False
 
 
 def post_write(client: PearlClient) -> Callable[[Any, str, Any], None]:
