@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from by_transformers import greedy
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pearl_api.wire.gateway import TrajectoryExport
-    from pearl_dev.fleet import Fleet
+    from pearl_dev.fleet import Fleet, Object
     from pearl_dev.product import Installation
 
 pytestmark = pytest.mark.cluster
@@ -61,32 +61,46 @@ def test_a_flip_under_load_loses_nothing(disaggregated: Fleet) -> None:
     assert fleet.stats().counters.lost_turns == 0
 
 
-def test_a_killed_decode_engine_costs_the_client_nothing(disaggregated: Fleet, installation: Installation) -> None:
-    fleet, tokens = disaggregated, prompt(7, 100)
-    expected = reference(fleet, tokens, 1800)
-    traffic = Traffic(fleet)
-    running = traffic.start("killed", tokens, 1800)
+class Killed(NamedTuple):
+    """A turn during which its engine was killed."""
 
+    pod: Object
+    starts_before: int
+    tokens: list[int]
+    reasons: list[str]
+
+
+def kill_in_a_turn(fleet: Fleet, installation: Installation, trajectory: str, tokens: list[int], count: int) -> Killed:
     def decoding() -> str | None:
         return next((w.pod for w in fleet.stats().workers if w.role == "decode" and w.in_flight), None)
 
+    traffic = Traffic(fleet)
+    running = traffic.start(trajectory, tokens, count)
     victim = wait_for(decoding, seconds=20, what="a decode worker has the turn")
     pod = next(pod for pod in fleet.workers() if pod["metadata"]["name"] == victim)
     state = installation.kill_engine(fleet, pod)
     answer = running.result(timeout=180)
     traffic.close()
-    assert answer.token_ids == expected
-    reasons = [segment.reason for segment in fleet.trajectory("killed").segments]
-    assert reasons == ["workerLost", "complete"]
+    reasons = [segment.reason.value for segment in fleet.trajectory(trajectory).segments]
+    return Killed(pod, state.engine_starts, answer.token_ids, reasons)
+
+
+def test_a_killed_decode_engine_costs_the_client_nothing(disaggregated: Fleet, installation: Installation) -> None:
+    fleet, tokens = disaggregated, prompt(7, 100)
+    expected = reference(fleet, tokens, 1800)
+    # On a slow machine the turn may be over before the signal arrives; then once more.
+    tries = (kill_in_a_turn(fleet, installation, f"killed-{n}", tokens, 1800) for n in range(3))
+    killed = next(one for one in tries if one.reasons != ["complete"])
+    assert killed.tokens == expected
+    assert killed.reasons == ["workerLost", "complete"]
+    pod, before = killed.pod, killed.starts_before
     restarted = wait_for(
-        lambda: (
-            ((found := fleet.agent(pod)).engine_starts == state.engine_starts + 1 and found.phase == "Ready") or None
-        ),
+        lambda: ((found := fleet.agent(pod)).engine_starts == before + 1 and found.phase == "Ready") or None,
         seconds=180,
         what="the agent restarted the engine in the same pod",
     )
     assert restarted
-    assert fleet.uids()[victim] == pod["metadata"]["uid"]
+    assert fleet.uids()[pod["metadata"]["name"]] == pod["metadata"]["uid"]
 
 
 def weight_file(installation: Installation, model: str) -> Path:
