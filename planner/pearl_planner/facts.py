@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pearl_planner.fleet.assign import stays
 from pearl_planner.numbers import known, known_count
-from pearl_planner.prediction.predict import MIN_TURNS
+from pearl_planner.prediction.mean_turn import MIN_TURNS
 from pearl_planner.types import Reason, WorkerState, Zone
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pearl_planner.choice.evaluate import Situation
-    from pearl_planner.prediction.predict import Forecast, Workload
+    from pearl_planner.prediction.mean_turn import Workload
+    from pearl_planner.prediction.predict import Forecast
 
 MIN_SAVING_SECONDS = 0.5
 FLIP_SECONDS = 1.0

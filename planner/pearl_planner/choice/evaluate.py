@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pearl_planner.engine.model import EngineTable
-    from pearl_planner.prediction.predict import Workload
+    from pearl_planner.prediction.mean_turn import Workload
 
 GRID = 0.04
 """Relative width of the grid."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pearl_planner.choice.evaluate import coarse, coarse_count, forecast_of, grid
 from pearl_planner.engine.model import sane_table
 from pearl_planner.numbers import known_count
-from pearl_planner.prediction.predict import workload
+from pearl_planner.prediction.mean_turn import workload
 from pearl_planner.types import RoutingParameters
 
 if TYPE_CHECKING:

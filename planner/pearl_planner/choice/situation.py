@@ -12,7 +12,7 @@ from pearl_planner.engine.model import sane_table
 from pearl_planner.facts import missing_data, sizes
 from pearl_planner.numbers import known_count
 from pearl_planner.prediction.makespan import remainder
-from pearl_planner.prediction.predict import workload
+from pearl_planner.prediction.mean_turn import workload
 from pearl_planner.prediction.scale import corrected
 from pearl_planner.types import Feeding, Reason
 from pearl_planner.workload.lengths import lengths

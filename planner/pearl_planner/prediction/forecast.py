@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pearl_planner.engine.model import decode_seconds, prefill_seconds
-from pearl_planner.prediction.paths import Waits
+from pearl_planner.prediction.waits import Waits
 from pearl_planner.workload.bins import stage
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pearl_planner.workload.lengths import MAX_TURNS, end_chances
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pearl_planner.prediction.paths import Work
+    from pearl_planner.prediction.work import Work
 
 MAX_ROUNDS = MAX_TURNS
 __all__ = ["MAX_ROUNDS", "Remainder", "course", "end_chances", "finish_seconds", "remainder", "settle"]

@@ -13,13 +13,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pearl_planner.engine.model import chunk_seconds, prefill_seconds, transfer_seconds
-from pearl_planner.numbers import clamp
+from pearl_planner.engine.model import prefill_seconds
+from pearl_planner.prediction.local_append import local_append_tokens, split_appends
 from pearl_planner.prediction.makespan import Limits, Member, course, finish_seconds, settle
-from pearl_planner.prediction.paths import Remainder, remainder
+from pearl_planner.prediction.mean_turn import Workload, workload
+from pearl_planner.prediction.paths import remainder
 from pearl_planner.prediction.stations import Stations, Turn
 from pearl_planner.types import Mode, Prediction, Shape
-from pearl_planner.workload.lengths import lengths
 from pearl_planner.workload.profile import Profile
 
 if TYPE_CHECKING:
@@ -27,65 +27,8 @@ if TYPE_CHECKING:
     from pearl_planner.prediction.makespan import Flow
     from pearl_planner.types import Batch
 
-MIN_TURNS = 12.0
-"""Effective turns below which nothing is predicted."""
-MAX_ERROR = 0.15
 SAME_THRESHOLD = 0.01
-STAGE_TURNS = (1.0, 2.0, 3.5, 6.5, 12.5, 24.5, 48.5, 80.0)
-"""Middle turn of each stage of a profile."""
 EXPERIMENT_PATHS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """One turn of the mean trajectory, with how many trajectories there are."""
-
-    appended_tokens: float
-    generated_tokens: float
-    retained_share: float
-    environment_seconds: float
-    context_tokens: float
-    missed_tokens: tuple[tuple[str, float], ...]
-    """(route, prefilled tokens beyond the derived ones), where the engines said."""
-    appended_bins: tuple[float, ...]
-    trajectories: int
-    """In flight now, at least 1."""
-    rest: Remainder | None
-    """The rest of the open batch; None = none known, steady state."""
-    error: float = 0.0
-    """What two shapes may seem to differ by (as a share) because the mean turn is known from few turns only."""
-    progress: tuple[tuple[float, float, float], ...] = ()
-    """(turn number, context and appended tokens there as a share of the mean turn's), ascending; empty = all alike."""
-    turns_per_trajectory: float | None = None
-    """Expected turns of a whole trajectory; None = none ever finished."""
-    edge_seconds: float = 0.0
-    """Reset and reward of a trajectory together, outside of the engines."""
-    refill: bool = False
-    """Whether trajectories of later batches take the places of those of this batch that end."""
-
-    def missed(self, route: str) -> float:
-        """Measured tokens beyond the derived ones on this route; a rate of one mode is never carried to another.
-
-        Only a decode worker that never prefilled is held to miss as little as the best of the others, since what the
-        agent itself breaks is missed everywhere.
-        """
-        known = dict(self.missed_tokens)
-        if route == "local" and route not in known:
-            return max(0.0, min(known.values(), default=0.0))
-        return known.get(route, 0.0)
-
-    def at(self, turn: float) -> tuple[float, float]:
-        """Context and appended tokens of a turn of this number."""
-        context, appended = _between(self.progress, turn)
-        return self.context_tokens * context, self.appended_tokens * appended
-
-    @property
-    def delay_seconds(self) -> float:
-        """Outside of the engines, per turn; one wait less than turns, but reset and reward."""
-        if not self.turns_per_trajectory:
-            return self.environment_seconds
-        share = 1.0 / max(self.turns_per_trajectory, 1.0)
-        return self.environment_seconds * (1.0 - share) + self.edge_seconds * share
 
 
 class Makespan(NamedTuple):
@@ -113,73 +56,6 @@ class Forecast:
         if self.prediction.makespan_seconds is not None:
             return self.prediction.makespan_seconds
         return 1.0 / self.prediction.turns_per_second if self.prediction.turns_per_second else math.inf
-
-
-def workload(profile: Profile, trajectories: int, rest: Remainder | None, *, refill: bool = False) -> Workload | None:
-    """The mean turn; None while the profile rests on too few turns."""
-    if profile.effective_turns < MIN_TURNS:
-        return None
-    retained = profile.retained.known_mean()
-    known = lengths(profile)
-    return Workload(
-        appended_tokens=_appended(profile),
-        generated_tokens=max(profile.generated.mean, 1.0),
-        retained_share=1.0 if retained is None else retained,
-        environment_seconds=profile.environment.known_mean() or 0.0,
-        context_tokens=max(profile.context.mean, 1.0),
-        missed_tokens=tuple(sorted((route, moments.mean) for route, moments in profile.missed.items())),
-        appended_bins=profile.appended_bins,
-        trajectories=max(trajectories, 1),
-        rest=rest,
-        error=comparison_error(profile),
-        progress=_progress(profile),
-        turns_per_trajectory=None if known is None else known.mean,
-        edge_seconds=(profile.reset.known_mean() or 0.0) + (profile.reward.known_mean() or 0.0),
-        refill=refill,
-    )
-
-
-def _progress(profile: Profile) -> tuple[tuple[float, float, float], ...]:
-    """Shares of the mean turn's context and appended tokens by stage."""
-    context, appended = max(profile.context.mean, 1.0), _appended(profile)
-    first = profile.first_computed.known_mean()
-    rows = []
-    for turn, stage in zip(STAGE_TURNS, profile.stages, strict=False):
-        if stage.context.count >= 1.0:
-            new = stage.appended.mean if turn > 1 or first is None else first
-            rows.append((turn, max(stage.context.mean, 1.0) / context, max(new, 1.0) / appended))
-    return tuple(rows)
-
-
-def _appended(profile: Profile) -> float:
-    """Mean new tokens of a turn, without what of first prompts was cached since a sibling brought it."""
-    first, computed = profile.stages[0].appended, profile.first_computed.known_mean()
-    if computed is None or profile.appended.count <= 0:
-        return max(profile.appended.mean, 1.0)
-    saved = max(first.mean - computed, 0.0) * first.count / profile.appended.count
-    return max(profile.appended.mean - saved, 1.0)
-
-
-def _between(rows: tuple[tuple[float, float, float], ...], turn: float) -> tuple[float, float]:
-    """Interpolated; the ends go on flat."""
-    if not rows:
-        return 1.0, 1.0
-    before = rows[0]
-    for row in rows:
-        if turn <= row[0]:
-            width = row[0] - before[0]
-            share = (turn - before[0]) / width if width > 0 else 1.0
-            share = min(max(share, 0.0), 1.0)
-            return before[1] + share * (row[1] - before[1]), before[2] + share * (row[2] - before[2])
-        before = row
-    return before[1], before[2]
-
-
-def comparison_error(profile: Profile) -> float:
-    """Half the relative standard error of prefill and decode work per turn (docs/models.md, "Choice")."""
-    parts = (profile.appended, profile.generated)
-    squares = [part.variance / (max(part.count, 1.0) * max(part.mean, 1.0) ** 2) for part in parts]
-    return clamp(0.5 * math.sqrt(max(sum(squares), 0.0)), 0.0, MAX_ERROR)
 
 
 def predict(
@@ -248,45 +124,6 @@ def turn_of(shape: Shape, load: Workload, local_below: int, number: float | None
     scale = appended / max(load.appended_tokens, 1e-9)
     remote = max(1.0, remote_mean * scale + retained + history * load.missed("disaggregated"))
     return Turn(context, local_mean * scale + history * load.missed("local"), remote, share, load.generated_tokens)
-
-
-def local_append_tokens(load: Workload, table: EngineTable, *, sequences: float) -> int:
-    """Uncached tokens up to which the decode worker prefills itself.
-
-    It holds up its other sequences for the chunk; elsewhere costs the retained tokens again, a step's fixed time and
-    the hand-off. The threshold is where both are equal (docs/models.md, "Local append").
-    """
-    retained = load.retained_share * load.generated_tokens
-    held_up = max(sequences - 1.0, 0.0)
-
-    def worth(tokens: float) -> bool:
-        chunk = chunk_seconds(table, tokens, load.context_tokens) + table.interference_seconds
-        elsewhere = prefill_seconds(table, tokens + retained, load.context_tokens)
-        return chunk * (1.0 + held_up) <= elsewhere + transfer_seconds(table, tokens + retained)
-
-    threshold = 0
-    for power in range(1, 17):
-        if not worth(float(2**power)):
-            break
-        threshold = 2**power
-    return threshold
-
-
-def split_appends(load: Workload, local_below: int) -> tuple[float, float, float]:
-    """(share of turns prefilled locally, their mean appended tokens, the mean of the others), from the histogram."""
-    total = sum(load.appended_bins)
-    if total <= 0 or local_below <= 0:
-        return 0.0, 0.0, load.appended_tokens
-    middles = [1.5 * 2**k for k in range(len(load.appended_bins))]
-    below = [count if 2 ** (k + 1) <= local_below else 0.0 for k, count in enumerate(load.appended_bins)]
-    share = sum(below) / total
-    weighted = sum(count * middle for count, middle in zip(load.appended_bins, middles, strict=True))
-    scale = load.appended_tokens * total / weighted  # keeps the exact mean that the bins only approximate
-    local_sum = scale * sum(count * middle for count, middle in zip(below, middles, strict=True))
-    if share >= 1.0:
-        return 1.0, load.appended_tokens, 0.0
-    local_mean = local_sum / sum(below) if share > 0 else 0.0
-    return share, local_mean, (load.appended_tokens * total - local_sum) / (total - sum(below))
 
 
 def _variation(load: Workload) -> float:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from pearl_planner.engine.tables import load_table
 from pearl_planner.plan import plan
-from pearl_planner.prediction.predict import predict, workload
+from pearl_planner.prediction.mean_turn import workload
+from pearl_planner.prediction.predict import predict
 from pearl_planner.types import (
     Activity,
     Batch,

@@ -17,7 +17,8 @@ from importlib import resources
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from pearl_planner.prediction.predict import Workload, predict
+from pearl_planner.prediction.mean_turn import Workload
+from pearl_planner.prediction.predict import predict
 from pearl_planner.types import Shape
 from pearl_simulator.calibration.calibrations import clean
 from pearl_simulator.rules.fixed import FixedRule

@@ -13,12 +13,14 @@ from pearl_planner.choice.decide import Decision
 from pearl_planner.facts import fleet, missing_data, sizes
 from pearl_planner.fleet.assign import stays
 from pearl_planner.fleet.shapes import allowed_shapes, initial_shape, shape_of
-from pearl_planner.prediction.predict import Forecast, local_append_tokens, workload
+from pearl_planner.prediction.local_append import local_append_tokens
+from pearl_planner.prediction.mean_turn import workload
+from pearl_planner.prediction.predict import Forecast
 from pearl_planner.types import Mode, Prediction, Reason, Role, Shape, Worker, WorkerState
 
 if TYPE_CHECKING:
     from pearl_planner.engine.model import EngineTable
-    from pearl_planner.prediction.predict import Workload
+    from pearl_planner.prediction.mean_turn import Workload
     from pearl_planner.types import Loan, Policy, Snapshot
 
 

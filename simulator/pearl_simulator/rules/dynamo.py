@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pearl_planner.choice.decide import Decision
-    from pearl_planner.prediction.predict import Workload
+    from pearl_planner.prediction.mean_turn import Workload
     from pearl_planner.types import Policy, Snapshot, Worker
 
 MAX_SEQUENCES = 1024

@@ -19,7 +19,7 @@ from pearl_simulator.rules.base import decision, load_of, present_shape, serving
 
 if TYPE_CHECKING:
     from pearl_planner.choice.decide import Decision
-    from pearl_planner.prediction.predict import Workload
+    from pearl_planner.prediction.mean_turn import Workload
     from pearl_planner.types import Loan, Policy, Snapshot
 
 MIN_DECODING = 0.05

@@ -20,7 +20,7 @@ from pearl_simulator.rules.base import NoLoans, decision, load_of, present_shape
 
 if TYPE_CHECKING:
     from pearl_planner.choice.decide import Decision
-    from pearl_planner.prediction.predict import Workload
+    from pearl_planner.prediction.mean_turn import Workload
     from pearl_planner.types import Policy, Snapshot
     from pearl_planner.workload.profile import Moments
 

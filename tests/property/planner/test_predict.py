@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_fleet import TABLE, turns
 
+from pearl_planner.prediction.mean_turn import Workload, workload
 from pearl_planner.prediction.paths import remainder
-from pearl_planner.prediction.predict import Workload, predict, workload
+from pearl_planner.prediction.predict import predict
 from pearl_planner.types import Batch, Shape, Trajectory
 
 SLACK = 1.02

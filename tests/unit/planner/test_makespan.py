@@ -4,8 +4,9 @@ import pytest
 from planner_fleet import TABLE
 
 from pearl_planner.prediction.makespan import Limits, Step, course, finish_seconds
-from pearl_planner.prediction.paths import Work, remainder
+from pearl_planner.prediction.paths import remainder
 from pearl_planner.prediction.stations import Stations, Turn
+from pearl_planner.prediction.work import Work
 from pearl_planner.types import Batch, Shape, Trajectory
 from pearl_planner.workload.profile import TURN_BINS, Moments, Profile, TrajectoryRecord, TurnRecord, update
 

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from planner_fleet import TABLE, turns
 
-from pearl_planner.prediction.predict import (
-    Workload,
-    local_append_tokens,
-    predict,
-    split_appends,
-    stations_of,
-    steady_rate,
-    turn_of,
-    workload,
-)
+from pearl_planner.prediction.local_append import local_append_tokens, split_appends
+from pearl_planner.prediction.mean_turn import Workload, workload
+from pearl_planner.prediction.predict import predict, stations_of, steady_rate, turn_of
 from pearl_planner.prediction.stations import Presence, Slowness, Stations
 from pearl_planner.types import Shape
 from pearl_planner.workload.profile import Profile

@@ -8,7 +8,8 @@ import pytest
 from planner_fleet import TABLE, turns
 from step_replay import Replay
 
-from pearl_planner.prediction.predict import predict, workload
+from pearl_planner.prediction.mean_turn import workload
+from pearl_planner.prediction.predict import predict
 from pearl_planner.types import Shape
 
 SHAPES = (Shape(3), Shape(0, 1, 2), Shape(0, 2, 1))

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pearl_planner.engine.model import EngineTable
-from pearl_planner.prediction.predict import Workload, predict
+from pearl_planner.prediction.mean_turn import Workload
+from pearl_planner.prediction.predict import predict
 from pearl_planner.prediction.queueing import Network, solve
 from pearl_planner.types import Shape
 
