@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
+from pearl_double import PearlDouble
 
 from pearl_trainer.blocking import Driver
 from pearl_trainer.doctor import Wanted, examine
@@ -136,3 +137,16 @@ def test_the_command_fails_without_an_environment(
     with pytest.raises(SystemExit) as caught:
         main(["doctor", "--enrol"])
     assert caught.value.code == 2
+
+
+def test_a_pod_joins_its_group_until_it_is_told_to_stop(settings: Settings, tmp_path: Path) -> None:
+    from pearl_trainer.cli import join
+
+    with PearlDouble(tmp_path) as pearl:
+        seen: list[list[str]] = []
+        wanted = replace(settings, operator_url=pearl.url)
+        assert join(wanted, "swe", "job-7", None, lambda: seen.append(list(pearl.events))) == 0
+        body = pearl.bodies["/v1/loans/register"]
+    assert seen == [["register mine"]]
+    assert pearl.events == ["register mine", "deregister mine"]
+    assert (body["group"], body["gpus"]) == ("job-7", ["GPU-a"])
