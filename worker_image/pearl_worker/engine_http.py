@@ -1,7 +1,6 @@
 """The engine's HTTP interface, spoken with the admin token; `ports.EngineClient` says what each call means."""
 
 import contextlib
-import math
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -16,6 +15,8 @@ _HEALTH_SECONDS = 5.0
 _CANARY_SECONDS = 120.0
 _WEIGHTS_SECONDS = 600.0
 _CANARY_TOKENS = 4
+_LEAST_LOGPROB = -25.0
+"""The likeliest token of a vocabulary of N cannot be less likely than 1/N. vLLM writes NaN as -9999."""
 
 
 class HttpEngineClient:
@@ -122,6 +123,6 @@ def _checked_version(answer: Any) -> str:
     if len(tokens) != _CANARY_TOKENS:
         raise CanaryError(f"the canary asked for {_CANARY_TOKENS} tokens and got {tokens}")
     # Broken weights make the engine compute NaN, from which it samples without a complaint.
-    if not all(isinstance(one, int | float) and math.isfinite(one) for one in logprobs):
+    if not all(isinstance(one, int | float) and one >= _LEAST_LOGPROB for one in logprobs):
         raise CanaryError(f"the canary's logprobs are {logprobs}: the weights are damaged")
     return version
