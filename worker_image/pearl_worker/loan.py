@@ -135,6 +135,11 @@ class Loan:
             self._answer = _nothing_lent(epoch)
         return self._answer
 
+    def given_back(self, report: VacateReport) -> None:
+        """The device was vacated and seen free, reclaimed or not: whoever uses it from now on is not us."""
+        seconds = report.drain_seconds + report.sleep_seconds
+        self.answer(self._fence.epoch, report, free=True, ended=True, total_seconds=seconds)
+
     def answer(
         self, epoch: int, report: VacateReport, *, free: bool, ended: bool, total_seconds: float
     ) -> ReclaimAnswer:

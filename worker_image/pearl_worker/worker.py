@@ -248,6 +248,8 @@ class Worker:
     async def _vacate(self) -> None:
         loan = self._loan()
         self._report = await self.engine.vacate(lambda: loan.vacate_by, self._is_free)
+        if self._is_free() and not loan.granted:
+            loan.given_back(self._report)
 
     async def _kill(self) -> None:
         await self.engine.kill()

@@ -166,6 +166,19 @@ async def test_without_heartbeats_the_device_is_given_back_by_the_agent_alone(ma
         world.worker.loan.renew(1, world.now())
 
 
+async def test_a_trainer_that_took_its_device_after_the_lease_ran_out_is_told_that_it_was_free(
+    make_world: Any, run: Any
+) -> None:
+    world = make_world(borrowed=True)
+    run(world.worker)
+    grant(world, 1, ttl_seconds=30.0)
+    await world.until(WorkerPhase.READY)
+    await asyncio.sleep(20)  # nobody renewed
+    world.trainer_bytes = 5000
+    answer = await world.worker.reclaim(1, 5.0)
+    assert (answer.free, answer.killed, len(world.engines), world.engine.ended.done()) == (True, False, 1, False)
+
+
 async def test_a_restarted_agent_is_fenced_until_a_higher_epoch(make_world: Any, run: Any) -> None:
     world = make_world(borrowed=True)
     first = run(world.worker)

@@ -10,6 +10,7 @@ import pytest
 
 from pearl_api.wire.weights import WeightsManifest
 from pearl_api.wire.worker import WorkerPhase
+from pearl_worker.ports import WeightsError
 from pearl_worker.wanted import refusal
 
 pytestmark = pytest.mark.looptime
@@ -57,6 +58,25 @@ async def test_a_version_that_goes_back_is_refused_with_a_sentence_and_what_is_l
     assert world.worker.state().message == ""
 
 
+async def test_a_manifest_that_cannot_be_read_changes_nothing_and_is_told(make_world: Any, run: Any) -> None:
+    world = make_world()
+    run(world.worker)
+    world.publish(5)
+    await world.until(WorkerPhase.READY)
+
+    async def torn() -> WeightsManifest:
+        raise WeightsError("manifest.json is wrong: Invalid JSON")
+
+    whole, world.manifest = world.manifest, torn
+    await asyncio.sleep(3)
+    state = world.worker.state()
+    assert (state.phase, state.wanted_version) == (WorkerPhase.READY, 5)
+    assert state.message == "weights: manifest.json is wrong: Invalid JSON"
+    world.manifest = whole
+    await asyncio.sleep(3)
+    assert world.worker.state().message == ""
+
+
 async def test_weights_that_load_and_compute_nonsense_are_never_served(make_world: Any, run: Any) -> None:
     world = make_world()
     run(world.worker)
@@ -80,8 +100,6 @@ async def test_files_that_fail_their_check_are_read_again_ever_more_rarely(make_
 
     async def fetch(_: WeightsManifest) -> list[Any]:
         fetches.append(world.now())
-        from pearl_worker.ports import WeightsError
-
         raise WeightsError("version 1: a.safetensors does not have the hash that index.json names")
 
     world.fetch = fetch
