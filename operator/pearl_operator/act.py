@@ -41,6 +41,9 @@ class Loans(Protocol):
     async def sync(self, rollout: RolloutFact) -> None:
         """Records phases, prunes borrowers; at every look."""
 
+    def decided(self, look: Look) -> None:
+        """Hears of every decision; offers that come before the next one are answered from it."""
+
     def planner_loans(self, rollout: RolloutKey) -> tuple[Loan, ...]:
         """The planner's view of its loans, offers that wait included."""
 

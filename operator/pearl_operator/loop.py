@@ -157,6 +157,7 @@ class RolloutLoop:
         self.parts.ring.append(self.key, look.snapshot, look.policy, look.plan)
         await self.parts.reporter.report(look)  # the target is written before the first action
         self._past.memory = look.plan.memory
+        self.parts.actor.loans.decided(look)
         try:
             await self._act(look)
         finally:

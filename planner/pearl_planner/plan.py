@@ -13,7 +13,7 @@ from pearl_planner import explain
 from pearl_planner.choice.decide import Decision, may_keep
 from pearl_planner.choice.learn import learn
 from pearl_planner.choice.routing import routing
-from pearl_planner.facts import clean, dead_slots, fleet, lent_workers, sizes
+from pearl_planner.facts import LENT, clean, dead_slots, fleet, lent_workers, sizes
 from pearl_planner.fleet.assign import assign, stays
 from pearl_planner.fleet.shapes import shape_of
 from pearl_planner.fleet.steps import complete, finished, key_of, steps
@@ -212,15 +212,22 @@ def _plan(
     )
 
 
-def _loan_answers(facts: Snapshot, policy: Policy, rule: Rule, shape: Shape) -> list[Action]:
+def answer_loans(snapshot: Snapshot, policy: Policy, shape: Shape, rule: Rule = PEARL) -> tuple[AnswerLoan, ...]:
+    """Answers to the loans that wait, between two looks: `shape` is that of the last plan, the loans are today's."""
+    return tuple(_loan_answers(clean(snapshot), policy, rule, shape))
+
+
+def _loan_answers(facts: Snapshot, policy: Policy, rule: Rule, shape: Shape) -> list[AnswerLoan]:
     """An answer for every loan that waits; each granted one counts for the next."""
     waiting = [loan for loan in facts.loans if loan.requested]
     if not waiting:
         return []
     per = facts.budget.gpus_per_worker
-    used = sum(worker.gpus for worker in lent_workers(facts))
-    count = shape.workers
-    answers: list[Action] = []
+    # Loans that were granted and whose engines are still starting or waking count as well.
+    lent = sum(len(loan.workers) or max(loan.gpus, 0) // per for loan in facts.loans if loan.phase in LENT)
+    used = lent * per
+    count = shape.workers + max(lent - len(lent_workers(facts)), 0)
+    answers: list[AnswerLoan] = []
     for loan in sorted(waiting, key=lambda one: (one.namespace, one.name)):
         added = len(loan.workers) or max(loan.gpus, 0) // per
         if policy.suspend or policy.hold:

@@ -245,7 +245,7 @@ class FakeKube:
         if known is not None and known.get("spec") != stored.get("spec"):
             generation += 1
         stored["metadata"] |= {
-            "uid": known["metadata"]["uid"] if known else meta.get("uid", f"uid-{number}"),
+            "uid": known["metadata"]["uid"] if known else f"uid-{number}",
             "resourceVersion": number,
             "generation": generation,
             "creationTimestamp": known["metadata"]["creationTimestamp"] if known else to_rfc3339(self.clock.now()),
@@ -473,6 +473,9 @@ class FakeLoans:
         raise NotImplementedError
 
     async def sync(self, rollout: RolloutFact) -> None:
+        pass
+
+    def decided(self, look: Look) -> None:
         pass
 
     def planner_loans(self, rollout: RolloutKey) -> tuple[Loan, ...]:

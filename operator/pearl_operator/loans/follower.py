@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pearl_api import names
@@ -12,6 +12,8 @@ from pearl_api.loan import LoanPhase
 from pearl_operator import kinds
 from pearl_operator.errors import OperatorError
 from pearl_operator.loans import record
+from pearl_operator.loans.overlaps import Overlaps, ended_ago
+from pearl_operator.loans.units import group_key
 from pearl_operator.loans.world import COOL_SECONDS
 from pearl_operator.resources.worker import shape_hash
 
@@ -20,17 +22,24 @@ if TYPE_CHECKING:
     from pearl_api.wire.loans import ReclaimedNotice, ReclaimingNotice
     from pearl_api.wire.worker import WorkerState
     from pearl_operator.facts import LoanFact, PodFact, RolloutFact
+    from pearl_operator.loans.facts import LoanKey
     from pearl_operator.loans.units import Unit
     from pearl_operator.loans.world import Memory, World
+    from pearl_operator.ports import RolloutKey
 
 log = logging.getLogger("pearl.loans")
 
+FOLLOW_SECONDS: Final = 0.5
+"""Between two looks at a loan that is on its way."""
+REST_SECONDS: Final = 2.0
+"""Between two looks at a loan that serves, or is not lent."""
 STATE_SECONDS: Final = 1.0
 """How long all agents of a loan together may take to tell their state."""
 OFFER_LAPSE_SECONDS: Final = 10.0
 """An offer that the trainer's SDK has not repeated for so long is over."""
 TRAINER_SECONDS: Final = 15.0
 """Between two looks at a trainer pod, which no watch of ours sees."""
+_MOVING: Final = (LoanPhase.GRANTED, LoanPhase.WAKING, *record.RETURNING)
 _FOLLOWED: Final = (*record.ACTIVE, LoanPhase.DRAINING)
 
 
@@ -39,6 +48,7 @@ class Follower:
     """Records; the only decisions here are which borrower pods exist."""
 
     world: World
+    overlaps: Overlaps = field(default_factory=Overlaps)
 
     async def reclaiming(self, unit: Unit, notice: ReclaimingNotice) -> None:
         """The trainer has begun to take its GPUs back: plan and route around them at once."""
@@ -69,27 +79,66 @@ class Follower:
         change = record.lost if phase is LoanPhase.LOST else record.deregistered
         return await self.world.write(loan, change(loan.status))
 
-    async def sync(self, rollout: RolloutFact) -> None:
-        """One look at all loans of a rollout at once; a loan that a call is changing waits for the next look."""
-        await asyncio.gather(*(self._follow(loan, rollout) for loan in self.world.store.index.loans_of(rollout.key)))
+    async def run(self) -> None:
+        """For ever: follows every loan at its pace."""
+        while True:
+            await self._follow_all()
+            await self.world.clock.sleep(FOLLOW_SECONDS)
 
-    async def _follow(self, loan: LoanFact, rollout: RolloutFact) -> None:
+    async def _follow_all(self) -> None:
+        index, now = self.world.store.index, self.world.clock.monotonic()
+        due = [loan for loan in index.loans.values() if not _over(loan) and self._is_due(loan, now)]
+        await asyncio.gather(*(self._follow(loan) for loan in due), *(self._overlap(key) for key in self._ended()))
+
+    def _is_due(self, loan: LoanFact, now: float) -> bool:
+        followed = self.world.memory((loan.namespace, loan.name)).followed_at
+        pace = FOLLOW_SECONDS if loan.status.phase in _MOVING else REST_SECONDS
+        return followed is None or now - followed >= pace
+
+    async def _follow(self, loan: LoanFact) -> None:
+        """The one place where every exception is caught: one loan's trouble is not the others'."""
         memory = self.world.memory((loan.namespace, loan.name))
-        if _over(loan) or memory.lock.locked():
-            return
+        if memory.lock.locked():
+            return  # a call is changing it
         async with memory.lock:
-            now = self.world.store.loan(loan.namespace, loan.name)  # a call may just have ended it
-            if now is None or _over(now):
-                return
+            memory.followed_at = self.world.clock.monotonic()
+            where = f"{loan.namespace}/{loan.name}"
             try:
-                await self._sync(now, rollout, memory)
+                await self._sync(loan, memory)
             except OperatorError as error:
-                where = f"{loan.namespace}/{loan.name}"
                 log.warning("loan not followed", extra={"loan": where, "error": str(error)})
+            except Exception:
+                log.exception("bug in following a loan", extra={"loan": where})
+
+    def _ended(self) -> list[LoanKey]:
+        """Trainers that ended while their borrowers are still there; some are known by their borrowers alone."""
+        index, now = self.world.store.index, self.world.clock.monotonic()
+        orphans: dict[LoanKey, list[PodFact]] = {}
+        for pod in index.pods.values():
+            key = (pod.address.namespace, pod.loan or "")
+            if pod.loan and (key not in index.loans or index.loans[key].deleting):
+                orphans.setdefault(key, []).append(pod)
+        for key, pods in orphans.items():
+            self.overlaps.begin(key, pods, access=self.world.memory(key).access, since=now)
+        return list(self.overlaps.open)
+
+    async def _overlap(self, key: LoanKey) -> None:
+        overlap = self.overlaps.open[key]
+        pods = [pod for pod in self.world.store.index.pods.values() if pod.address.uid in overlap.holding]
+        states = await asyncio.gather(*(self._state(overlap.rollout, pod) for pod in pods))
+        over = self.overlaps.seen(key, {pod.address.uid: state for pod, state in zip(pods, states, strict=True)})
+        if over is not None:
+            seconds = self.world.clock.monotonic() - over.since
+            self.world.metrics.overlapped(over.rollout, over.access, seconds)
+
+    def count(self, rollout: RolloutKey) -> None:
+        """Tells the metrics how many loans of a rollout there are, by phase."""
+        self.world.metrics.count(rollout, self.world.store.index.loans_of(rollout), self.overlaps.count(rollout))
 
     async def prune(self) -> None:
         """Ends the loans of rollouts that are gone; their trainers keep their GPUs to themselves."""
         index = self.world.store.index
+        self._forget()
         for loan in list(index.loans.values()):
             if _over(loan) or loan.rollout in index.rollouts:
                 continue
@@ -98,9 +147,24 @@ class Follower:
                 async with self.world.memory((loan.namespace, loan.name)).lock:
                     await self.end(loan, LoanPhase.DEREGISTERED)
 
-    async def _sync(self, loan: LoanFact, rollout: RolloutFact, memory: Memory) -> None:
-        if rollout.deleting or rollout.spec is None:
-            return  # deleted ones are pruned when they are gone
+    def _forget(self) -> None:
+        """Drops what is remembered of loans and rollouts that are gone."""
+        index, memories = self.world.store.index, self.world.memories
+        kept = index.loans.keys() | self.overlaps.open.keys()
+        kept |= {(loan.namespace, group_key(loan.spec.group)) for loan in index.loans.values() if loan.spec.group}
+        for key in [key for key, memory in memories.items() if key not in kept and not memory.lock.locked()]:
+            del memories[key]
+        for rollout in self.world.gate.known() - index.rollouts.keys():
+            self.world.gate.forget(rollout)
+            self.world.metrics.forget(rollout)
+
+    async def _sync(self, loan: LoanFact, memory: Memory) -> None:
+        index = self.world.store.index
+        now = index.loans.get((loan.namespace, loan.name))  # a call may just have ended it
+        rollout = index.rollouts.get(loan.rollout)
+        if now is None or _over(now) or rollout is None or rollout.deleting or rollout.spec is None:
+            return  # deleted rollouts are pruned when they are gone
+        loan, memory.access = now, now.spec.access.value
         if not await self._trainer_lives(loan, memory):
             await self.end(loan, LoanPhase.LOST)
             return
@@ -108,6 +172,8 @@ class Follower:
         status = loan.status
         if status.phase in _FOLLOWED:
             status = record.observed(status, await self._states(loan), now=self.world.clock.now())
+            if status.phase is LoanPhase.DRAINING and loan.status.phase is not LoanPhase.DRAINING:
+                memory.trainer_checked_at = None  # nobody asked for it: is the trainer still there?
         elif status.phase is LoanPhase.ASLEEP:
             status = record.cooling(status)
         await self.world.write(loan, self._with_time(status, memory))
@@ -133,10 +199,14 @@ class Follower:
             return True
         pod = await self.world.store.kube.get(kinds.POD, loan.spec.trainer.name, loan.namespace)
         memory.trainer_checked_at = now
-        phase = ((pod or {}).get("status") or {}).get("phase")
-        return (
-            pod is not None and pod["metadata"]["uid"] == loan.spec.trainer.uid and phase not in ("Succeeded", "Failed")
-        )
+        if pod is not None and pod["metadata"]["uid"] != loan.spec.trainer.uid:
+            pod = None
+        if pod is not None and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            return True
+        since = now - ended_ago(pod, now=self.world.clock.now())
+        key = (loan.namespace, loan.name)
+        self.overlaps.begin(key, self.world.store.borrowers(loan), access=memory.access, since=since)
+        return False
 
     async def _mend(self, loan: LoanFact, rollout: RolloutFact) -> None:
         """Makes missing borrowers; replaces those of an older template while nothing is lent."""
@@ -153,13 +223,13 @@ class Follower:
 
     async def _states(self, loan: LoanFact) -> dict[str, WorkerState | None]:
         pods = self.world.store.borrowers(loan)
-        states = await asyncio.gather(*(self._state(loan, pod) for pod in pods))
+        states = await asyncio.gather(*(self._state(loan.rollout, pod) for pod in pods))
         return {pod.address.name: state for pod, state in zip(pods, states, strict=True)}
 
-    async def _state(self, loan: LoanFact, pod: PodFact) -> WorkerState | None:
+    async def _state(self, rollout: RolloutKey, pod: PodFact) -> WorkerState | None:
         try:
             async with asyncio.timeout(STATE_SECONDS):
-                return await self.world.agents.state(loan.rollout, pod.address)
+                return await self.world.agents.state(rollout, pod.address)
         except (OperatorError, TimeoutError):
             return None
 

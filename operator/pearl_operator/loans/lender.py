@@ -16,7 +16,7 @@ from pearl_api.wire.loans import LendAnswer
 from pearl_api.wire.worker import GrantRequest
 from pearl_operator.errors import OperatorError
 from pearl_operator.loans import record
-from pearl_operator.loans.facts import Waiting
+from pearl_operator.loans.facts import Waiting, offer_of
 from pearl_operator.loans.problems import LoanReason
 from pearl_operator.loans.world import COOL_SECONDS, KILL_SECONDS, Offer, lease_seconds
 
@@ -82,7 +82,12 @@ class Lender:
             refusal = None if granted else _No(reason)
         if refusal is not None:
             return await self._refuse(unit, request, refusal)
-        return await self._grant(unit, request, epoch)
+        deciding = {(loan.namespace, loan.name) for loan in unit.loans}
+        self.world.granting.update(deciding)  # offers that come meanwhile are weighed against it
+        try:
+            return await self._grant(unit, request, epoch)
+        finally:
+            self.world.granting.difference_update(deciding)
 
     async def _repeat(self, unit: Unit, before: record.Before) -> LendAnswer:
         """This process or an earlier one granted that very request: the same epoch, if it still can be."""
@@ -116,8 +121,11 @@ class Lender:
         return since is not None and self.world.clock.monotonic() - since < COOL_SECONDS
 
     async def _ask(self, unit: Unit, request: LendRequest, epoch: int, memory: Memory) -> tuple[bool, str]:
+        waiting = Waiting(unit, epoch, request.cap_seconds)
+        if (answer := self._at_once(waiting)) is not None:
+            return answer
         future: asyncio.Future[tuple[bool, str]] = asyncio.get_running_loop().create_future()
-        memory.offer = Offer(request.request_id, unit.rollout, Waiting(unit, epoch, request.cap_seconds), future)
+        memory.offer = Offer(request.request_id, unit.rollout, waiting, future)
         self.world.wake(unit.rollout)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -126,6 +134,20 @@ class Lender:
             return False, LoanReason.NO_ANSWER
         finally:
             memory.offer = None
+
+    def _at_once(self, waiting: Waiting) -> tuple[bool, str] | None:
+        """The planner's rule over what its last look saw; None = wait for the next look."""
+        unit = waiting.unit
+        rollout = self.world.store.index.rollouts.get(unit.rollout)
+        if rollout is None:
+            return None
+        return self.world.gate.answer(
+            offer_of(waiting),
+            self.world.planner_loans(unit.rollout, without=unit.loans),
+            rollout=unit.rollout,
+            generation=rollout.generation,
+            now=self.world.clock.monotonic(),
+        )
 
     async def _refuse(self, unit: Unit, request: LendRequest, refusal: _No) -> LendAnswer:
         await asyncio.gather(*(self._offered(loan, request, refusal.reason) for loan in unit.loans))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -10,7 +11,6 @@ from pearl_api.loan import LoanPhase
 from pearl_operator.errors import OperatorError, Unavailable
 from pearl_operator.loans import api
 from pearl_operator.loans.enroller import Enroller
-from pearl_operator.loans.facts import to_planner_loans
 from pearl_operator.loans.follower import Follower
 from pearl_operator.loans.lender import Lender
 from pearl_operator.loans.problems import LoanReason
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pearl_operator.index import Index
     from pearl_operator.loans.limits import Calls
     from pearl_operator.loans.units import Unit
+    from pearl_operator.look import Look
     from pearl_operator.ports import Agents, Clock, Keys, Kube, Resolver, RolloutKey
     from pearl_operator.settings import Settings
     from pearl_planner.types import AnswerLoan, Loan
@@ -143,13 +144,11 @@ class LoanService:
 
     def planner_loans(self, rollout: RolloutKey) -> tuple[Loan, ...]:
         """The planner's facts of a rollout's loans, with the offers that wait for its answer."""
-        memories = self._world.memories.items()
-        waiting = {
-            key: memory.offer.waiting
-            for key, memory in memories
-            if memory.offer is not None and memory.offer.rollout == rollout
-        }
-        return to_planner_loans(self._world.store.index.loans_of(rollout), waiting)
+        return self._world.planner_loans(rollout)
+
+    def decided(self, look: Look) -> None:
+        """Offers that come before the next look are answered from this one."""
+        self._world.gate.looked(look, self._world.clock.monotonic())
 
     async def answer(self, action: AnswerLoan, rollout: RolloutFact) -> None:
         """Passes the planner's decision on to the offer that waits; a late one is dropped."""
@@ -161,12 +160,17 @@ class LoanService:
             log.info("nobody waits for this answer", extra={"rollout": str(rollout.key), "answer": repr(action)})
 
     async def sync(self, rollout: RolloutFact) -> None:
-        """Records what agents do, makes missing borrowers, ends loans whose trainer ended; at every look."""
-        await self._follower.sync(rollout)
+        """Counts the loans; at every look. What agents and trainers do is followed beside the looks."""
+        self._follower.count(rollout.key)
 
     async def run(self) -> None:
-        """For ever, once the index is filled: answers trainers, and ends the loans of rollouts that are gone."""
+        """For ever, once the index is filled: answers trainers, follows their loans, ends those nobody wants."""
         self._open = True
+        async with asyncio.TaskGroup() as works:
+            works.create_task(self._follower.run())
+            works.create_task(self._prune())
+
+    async def _prune(self) -> None:
         while True:
             await self._world.clock.sleep(PRUNE_SECONDS)
             try:

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from pearl_api import tokens
+from pearl_api.loan import LoanPhase
 from pearl_api.wire.loans import AgentEndpoint, LoanView
+from pearl_operator.loans.facts import to_planner_loans
+from pearl_operator.loans.gate import Gate
 from pearl_operator.loans.limits import Limits
 from pearl_operator.loans.metrics import LoanMetrics
 from pearl_operator.loans.units import members_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from pearl_api.loan import GPULoanStatus
     from pearl_api.rollout import PearlRolloutSpec
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from pearl_operator.loans.units import Unit
     from pearl_operator.ports import Agents, Clock, Keys, Resolver, RolloutKey
     from pearl_operator.settings import Settings
+    from pearl_planner.types import Loan
 
 KILL_SECONDS: Final = 2.0
 """Least time an agent keeps for killing its engine before a hard deadline."""
@@ -62,6 +66,8 @@ class Memory:
     cooling_since: float | None = None
     trainer_checked_at: float | None = None
     followed_at: float | None = None
+    access: str = ""
+    """How the borrowers reach the GPUs; kept, because the GPULoan goes with its trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +92,9 @@ class World:
     memories: dict[LoanKey, Memory] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     metrics: LoanMetrics = field(default_factory=LoanMetrics)
+    gate: Gate = field(default_factory=Gate)
+    granting: set[LoanKey] = field(default_factory=set)
+    """Loans whose grant is decided and not stored yet."""
 
     def memory(self, key: LoanKey) -> Memory:
         """The memory of one loan or group, made on first use."""
@@ -99,6 +108,20 @@ class World:
             for key in keys:
                 await stack.enter_async_context(self.memory(key).lock)
             yield
+
+    def planner_loans(self, rollout: RolloutKey, *, without: Iterable[LoanFact] = ()) -> tuple[Loan, ...]:
+        """The planner's facts of a rollout's loans, with the offers that wait for its answer."""
+        waiting = {
+            key: memory.offer.waiting
+            for key, memory in self.memories.items()
+            if memory.offer is not None and memory.offer.rollout == rollout
+        }
+        left_out = {(loan.namespace, loan.name) for loan in without}
+        known = [loan for loan in self.store.index.loans_of(rollout) if (loan.namespace, loan.name) not in left_out]
+        return tuple(
+            replace(loan, phase=LoanPhase.GRANTED.value) if (loan.namespace, loan.name) in self.granting else loan
+            for loan in to_planner_loans(known, waiting)
+        )
 
     def wake(self, rollout: RolloutKey) -> None:
         """Makes the loop of this rollout look now."""

@@ -319,6 +319,14 @@ def test_a_loan_is_taken_while_nothing_is_known_and_refused_beyond_the_budget() 
     assert answer(fleet) == refused("Held")
 
 
+def test_a_loan_that_was_granted_counts_before_its_engine_serves() -> None:
+    fleet = started()
+    fleet.budget = budget(3, borrowed=1)
+    fleet.loans = (loan(name="other", phase="Waking", requested=False, workers=("other-borrower-0",)), loan())
+    [one] = [one for one in plan(fleet.snapshot(), fleet.policy).actions if isinstance(one, AnswerLoan)]
+    assert one == refused("BudgetLimit")
+
+
 def test_a_loan_is_refused_when_its_wake_costs_more_than_it_saves() -> None:
     fleet = started()
     fleet.budget = budget(3, borrowed=1)
