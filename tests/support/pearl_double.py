@@ -86,10 +86,14 @@ class PearlDouble:
         if path == "/inference/v1/generate":
             assert self.generate is not None
             return 200, self.generate(body["token_ids"], body["sampling_params"])
+        if path == "/note":
+            self.note(body["what"])
+            return 200, {}
         if path.startswith("/v1/batches"):
             return self._batch(path, body)
-        if path.startswith("/v1/loan/"):
-            return self._agent(path, body)
+        return self._agent(path, body) if path.startswith("/v1/loan/") else self._operator(method, path, body)
+
+    def _operator(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         self.bodies[path] = body
         if path.endswith("/register"):
             self.note("register")

@@ -78,5 +78,5 @@ class Driver:
     async def _send(self, request: Request) -> Outcome:
         try:
             return transport.reply(await self._client.request(**transport.arguments(request)))
-        except httpx2.HTTPError as error:
+        except transport.NO_REPLY as error:
             return transport.no_reply(error)

@@ -103,5 +103,5 @@ class Driver:
     def _send(self, request: Request) -> Outcome:
         try:
             return transport.reply(self._client.request(**transport.arguments(request)))
-        except httpx2.HTTPError as error:
+        except transport.NO_REPLY as error:
             return transport.no_reply(error)

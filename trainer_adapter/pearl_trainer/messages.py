@@ -47,6 +47,7 @@ class Message:
             key = camel(field.name)
             if key in body:
                 values[field.name] = _read(cls._lists.get(field.name), body[key])
+                _check(f"{cls.__name__}.{key}", str(field.type), values[field.name])
             elif field.default is MISSING and field.default_factory is MISSING:
                 raise ProtocolError(f"{cls.__name__} came without `{key}`: are the SDK and PEARL of the same release?")
         return cls(**values)
@@ -56,6 +57,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Message):
         return value.to_wire()
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "tuple": (tuple,),
+    "None": (type(None),),
+}
+
+
+def _check(where: str, annotation: str, value: Any) -> None:
+    """Raises ProtocolError where a value is of another kind than its field: a broken PEARL must not break training."""
+    wanted = tuple(kind for part in annotation.split(" | ") for kind in _KINDS.get(part.split("[")[0], (object,)))
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted and object not in wanted):
+        raise ProtocolError(f"{where} came as {type(value).__name__}: are the SDK and PEARL of the same release?")
 
 
 def _read(item: type[Message] | None, value: Any) -> Any:

@@ -14,6 +14,8 @@ OPTIONS: dict[str, Any] = {
     # Everything that PEARL talks to is inside the cluster; a proxy of the environment is never on the way there.
     "trust_env": False,
 }
+NO_REPLY = (httpx2.HTTPError, httpx2.InvalidURL, OSError, OverflowError)
+"""What means that there was no answer: network, timeout, or an address or port that is none."""
 
 
 def arguments(request: Request) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -277,6 +278,57 @@ async def test_without_pearl_training_goes_on_and_models_stay_where_they_are() -
         assert await loan.publish_weights(1, ["unused"]) is None
     assert calls == ["train"]
     await client.close()
+
+
+NONSENSE: list[tuple[int, Any]] = [
+    (200, {}),
+    (200, []),
+    (200, None),
+    (200, "<html>proxy</html>"),
+    (200, {"epoch": "one", "granted": "yes", "agents": "none", "reason": 7, "namespace": 1, "name": [], "token": {}}),
+    (500, {"error": {"message": 5}}),
+    (302, {}),
+]
+
+
+@pytest.mark.parametrize("answer", NONSENSE)
+async def test_an_operator_that_talks_nonsense_never_stops_training(
+    client: AsyncPearlClient, pearl: Pearl, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, Any]
+) -> None:
+    loan = await client.register(rollout="swe")
+    monkeypatch.setattr(pearl, "_operator", lambda *_: answer)
+    async with loan.training():
+        pass  # the agents alone gave the GPUs back
+    assert not loan.lent
+    await asyncio.sleep(10)
+    async with loan.training():
+        pass
+    await loan.close()
+
+
+@pytest.mark.parametrize("answer", [nonsense for nonsense in NONSENSE if nonsense[0] != 302])
+async def test_enrolment_waits_for_an_operator_that_makes_sense(
+    client: AsyncPearlClient, pearl: Pearl, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, Any]
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(pearl, "_operator", lambda *_: answer)
+        loan = await client.register(rollout="swe")
+        async with loan.training():
+            pass
+    await asyncio.sleep(5)
+    assert loan.lent
+    await loan.close()
+
+
+async def test_an_address_that_is_none_counts_as_no_answer(client: AsyncPearlClient, pearl: Pearl) -> None:
+    loan = await client.register(rollout="swe")
+    good = pearl.agents[1].endpoint()
+    loan._ranked.core._lease._agents = tuple(
+        replace(agent, url="http://agent:port:8001") if agent.uid == good["uid"] else agent
+        for agent in loan._ranked.core._lease.agents
+    )
+    with pytest.raises(NotReturned, match="InvalidURL"):
+        await loan.reclaim(within=1)
 
 
 async def test_a_refused_registration_says_what_to_change(
