@@ -144,9 +144,12 @@ class BorrowerPod:
             loan=tokens.loan_token(ROOT_KEY, loan.namespace, loan.name, owner),
         )
         self.device = Device()
-        self.engine = FakeEngine(self.device)
+        self.engine = self.make_engine()
         self.reachable = True
         self._start()
+
+    def make_engine(self) -> FakeEngine:
+        return FakeEngine(self.device)
 
     def _start(self) -> None:
         self.settings.state_directory.mkdir(parents=True, exist_ok=True)

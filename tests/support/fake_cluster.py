@@ -7,8 +7,8 @@ labels) and owner references; events reach the operator's index a moment later, 
 from __future__ import annotations
 
 import asyncio
-import copy
 import itertools
+import json
 import operator
 from collections import deque
 from dataclasses import dataclass, field
@@ -65,6 +65,11 @@ class VirtualClock:
         await asyncio.sleep(seconds)
 
 
+def clone(body: Any) -> Any:
+    """A copy as it comes over the wire: whatever is no JSON fails here."""
+    return json.loads(json.dumps(body))
+
+
 def deep_merge(base: Object, overlay: Object) -> Object:
     merged = dict(base)
     for key, value in overlay.items():
@@ -111,7 +116,7 @@ class FakeKube:
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
         self._check_up()
         found = self.objects.get((kind.plural, namespace, name))
-        return copy.deepcopy(found)
+        return clone(found)
 
     async def list(
         self,
@@ -124,7 +129,7 @@ class FakeKube:
         self._check_up()
         assert not fields, "this fake knows no field selectors"
         return [
-            copy.deepcopy(each)
+            clone(each)
             for (plural, where, _), each in sorted(self.objects.items(), key=lambda item: str(item[0]))
             if plural == kind.plural
             and namespace in (None, where)
@@ -150,7 +155,7 @@ class FakeKube:
             raise AlreadyExists(f"{kind.plural} {meta['name']} already exists")
         stored = self.store(kind, body)
         self._wrote("create", kind, meta["name"])
-        return copy.deepcopy(stored)
+        return clone(stored)
 
     async def apply(self, kind: Kind, body: Object, *, manager: str, force: bool = True) -> Object:
         del force
@@ -186,7 +191,7 @@ class FakeKube:
                 )
                 changed["metadata"]["labels"] = labels | content["metadata"].get("labels", {})
             if changed == known:
-                return copy.deepcopy(known)
+                return clone(known)
             fields = [entry for entry in known["metadata"].get("managedFields", []) if entry["manager"] != manager]
             changed["metadata"]["managedFields"] = [
                 *fields,
@@ -195,7 +200,7 @@ class FakeKube:
             stored = self.store(kind, changed)
         self._owned[*key, manager] = content
         self._wrote("apply", kind, meta["name"])
-        return copy.deepcopy(stored)
+        return clone(stored)
 
     async def apply_status(self, kind: Kind, body: Object, *, manager: str) -> Object:
         del manager
@@ -211,7 +216,7 @@ class FakeKube:
             raise Conflict("the object has been modified")
         stored = self.store(kind, {**known, "status": body["status"]})
         self._wrote("status", kind, meta["name"])
-        return copy.deepcopy(stored)
+        return clone(stored)
 
     async def delete(
         self,
@@ -240,7 +245,7 @@ class FakeKube:
         key = (kind.plural, meta.get("namespace"), meta["name"])
         known = self.objects.get(key)
         number = str(next(self._numbers))
-        stored = copy.deepcopy(body)
+        stored = clone(body)
         generation = 1 if known is None else known["metadata"]["generation"]
         if known is not None and known.get("spec") != stored.get("spec"):
             generation += 1
@@ -298,7 +303,7 @@ class FakeKube:
 
     def _emit(self, event: str, kind: Kind, body: Object) -> None:
         for watcher in self.watchers:
-            self._events.append((watcher, event, kind, copy.deepcopy(body)))
+            self._events.append((watcher, event, kind, clone(body)))
             asyncio.get_running_loop().call_later(WATCH_SECONDS, self._deliver)
 
     def _deliver(self) -> None:
@@ -519,7 +524,7 @@ class World:
         """`kubectl apply` of the rollout, with the top-level spec fields replaced."""
         known = self.kube.objects.get(("pearlrollouts", "rl", "swe"))
         spec = PearlRolloutSpec.model_validate(deep_merge((known or {"spec": SPEC})["spec"], changes))
-        body = {"metadata": {"name": "swe", "namespace": "rl"}, **copy.deepcopy(known or {})}
+        body = {"metadata": {"name": "swe", "namespace": "rl"}, **clone(known or {})}
         body["spec"] = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.kube.store(kinds.ROLLOUT, body)
 

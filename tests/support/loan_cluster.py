@@ -7,7 +7,6 @@ through ASGI. Who decides on offers is the test's choice: a function of its own,
 from __future__ import annotations
 
 import asyncio
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -314,7 +313,7 @@ class LoanCluster:
             "containerStatuses": [{"state": {"running": {}}}],
             "conditions": [{"type": "Ready", "status": str(ready)}],
         }
-        self.kube.store(kinds.POD, {**copy.deepcopy(body), "status": status})
+        self.kube.store(kinds.POD, {**body, "status": status})
 
     async def _readiness(self) -> None:
         """The kubelet's probes of the borrowers."""
