@@ -33,6 +33,8 @@ class Recipe:
     learning_rate: float = 1e-3
     epochs: int = 4
     """Passes over each batch."""
+    minibatches: int = 4
+    """Gradient steps of each pass."""
     warm_up_steps: int = 300
     seed: int = 0
 
@@ -79,19 +81,22 @@ class Policy:
         behaviour = padded([one.logprobs for one in batch], 0.0)[:, 1:].to(DEVICE)
         advantage = padded(advantages(batch), 0.0)[:, 1:].to(DEVICE)
         advantage = advantage / (advantage[mask > 0].std() + 1e-3)
-        gap = 0.0
-        for epoch in range(self._recipe.epochs):
-            current = log_probabilities(self._model, tokens)
-            if epoch == 0:
-                gap = ((current - behaviour).abs() * mask).max().item()
-            ratio = (current - behaviour).exp()
-            clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-            loss = -(torch.min(ratio * advantage, clipped * advantage) * mask).sum() / mask.sum()
-            self._optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
-            self._optimizer.step()
+        with torch.no_grad():
+            own = log_probabilities(self._model, tokens)
+        gap = float(((own - behaviour).abs() * mask).max())
+        for _ in range(self._recipe.epochs):
+            for rows in torch.randperm(len(batch)).chunk(self._recipe.minibatches):
+                self._step(tokens[rows], mask[rows], behaviour[rows], advantage[rows])
         return gap
+
+    def _step(self, tokens: torch.Tensor, mask: torch.Tensor, behaviour: torch.Tensor, advantage: torch.Tensor) -> None:
+        ratio = (log_probabilities(self._model, tokens) - behaviour).exp()
+        clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+        loss = -(torch.min(ratio * advantage, clipped * advantage) * mask).sum() / mask.sum()
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
 
     def save(self) -> list[Path]:
         """Writes the weights; returns the files to publish."""

@@ -114,7 +114,7 @@ class Games:
 
 async def run(options: argparse.Namespace) -> None:
     """Makes the policy and trains it."""
-    recipe = Recipe(options.model, options.learning_rate, options.epochs, options.warm_up_steps, options.seed)
+    recipe = Recipe(options.model, learning_rate=options.learning_rate, epochs=options.epochs, seed=options.seed)
     with TemporaryDirectory() as folder:
         policy = Policy(recipe, Path(folder))
         async with AsyncPearlClient.from_env() as pearl:  # PEARL
@@ -128,11 +128,10 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="directory of the tiny model")
     parser.add_argument("--steps", type=int, default=24, help="updates")
     parser.add_argument("--frozen", type=int, default=12, help="batches before the first update")
-    parser.add_argument("--group-size", type=int, default=32, help="games per hidden number and batch")
+    parser.add_argument("--group-size", type=int, default=24, help="games per hidden number and batch")
     parser.add_argument("--break-rate", type=float, default=0.01, help="share of games whose sandbox breaks")
-    parser.add_argument("--epochs", type=int, default=8, help="passes over each batch")
+    parser.add_argument("--epochs", type=int, default=4, help="passes over each batch")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--warm-up-steps", type=int, default=300)
     parser.add_argument("--patience", type=float, default=150.0, help="seconds until a borrower must have served")
     parser.add_argument("--seed", type=int, default=0)
     asyncio.run(run(parser.parse_args()))
