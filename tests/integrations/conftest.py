@@ -37,10 +37,18 @@ class Frameworks:
 
     def run(self, script: str, *arguments: str) -> Any:
         """What a script beside this file prints on its last line, as JSON."""
-        command = [str(self.python), str(HERE / script), *arguments]
-        done = subprocess.run(command, env=self.variables(), capture_output=True, text=True, check=False)
+        return self._result([str(HERE / script), *arguments])
+
+    def run_ranks(self, ranks: int, script: str, *arguments: str) -> Any:
+        """As `run`, under torchrun; one rank prints."""
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        return self._result([*launch, str(HERE / script), *arguments])
+
+    def _result(self, command: list[str]) -> Any:
+        everything = [str(self.python), *command]
+        done = subprocess.run(everything, env=self.variables(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"')))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """GRPO by TRL on a CPU, its completions generated from published weights while the GPUs are lent. Prints JSON.
 
-    python trl_train.py MODEL WEIGHTS STEPS
+    python trl_train.py MODEL WEIGHTS STEPS SCRATCH        # or by torchrun: all ranks use the double of rank 0
 
 Runs in an environment with TRL and torch (see `conftest`). The worker is Hugging Face's own `generate`, in a thread,
 on nothing but the files that the manifest names.
@@ -9,12 +9,15 @@ on nothing but the files that the manifest names.
 from __future__ import annotations
 
 import json
+import os
 import sys
-import tempfile
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import torch
 from datasets import Dataset
 from pearl_double import PearlDouble
@@ -26,7 +29,7 @@ from trl.experimental.async_grpo.async_grpo_trainer import StepIntervalCallback,
 
 from pearl_trainer import PearlClient
 from pearl_trainer.integrations.trl import LendingCallback, LentRollout, PublishedWeights
-from pearl_trainer.settings import Settings
+from pearl_trainer.settings import Settings, from_env
 
 WANTED = frozenset("abcdefghijklmnopqrstuvwxyz ")
 """The reward of a completion is the share of these characters in it."""
@@ -74,9 +77,8 @@ class Worker:
             self._model = AutoModelForCausalLM.from_pretrained(self._weights / manifest["uri"], dtype=torch.float32)
 
 
-def train(model: str, weights: Path, steps: int, scratch: str) -> dict[str, Any]:
-    """One run; what it did."""
-    worker = Worker(model, weights)
+def train(model: str, url: str, steps: int, scratch: Path) -> dict[str, Any]:
+    """One run of this rank; what it saw."""
     rewards: list[float] = []
 
     def reward(completions: list[str], weight_version: list[int], **_: Any) -> list[float]:
@@ -86,7 +88,7 @@ def train(model: str, weights: Path, steps: int, scratch: str) -> dict[str, Any]
         return found
 
     config = GRPOConfig(
-        output_dir=scratch,
+        output_dir=str(scratch),
         use_cpu=True,
         max_steps=steps,
         per_device_train_batch_size=16,
@@ -102,48 +104,55 @@ def train(model: str, weights: Path, steps: int, scratch: str) -> dict[str, Any]
         bf16=False,
         dataloader_pin_memory=False,
     )
+    settings = replace(
+        from_env(), operator_url=url, token_file=str(scratch / "token"), visible_devices="GPU-a", weights_source=None
+    )
+    rollout = LentRollout(PearlClient(settings), rollout="math")
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        processing_class=AutoTokenizer.from_pretrained(model),
+        reward_funcs=reward,
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": ["say it: ", "some more: ", "a word, please: ", "and on "]}),
+        rollout_func=rollout,
+    )
+    training_step = trainer.training_step
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        loss = training_step(*args, **kwargs)
+        httpx2.post(f"{url}/note", json={"what": "update"}, trust_env=False)
+        return loss
+
+    trainer.training_step = noted
+    trainer.train()
+    assert rollout.loan is not None
+    return {"rewards": rewards, "idle": rollout.loan.usage.idle_fraction}
+
+
+def lead(model: str, weights: Path, steps: int, scratch: Path) -> dict[str, Any]:
+    """Rank 0: PEARL and the worker, beside its own training."""
+    worker = Worker(model, weights)
+    (scratch / "token").write_text("projected")
     with PearlDouble(weights, worker.generate) as pearl:
-        token = Path(scratch, "token")
-        token.write_text("projected")
-        settings = Settings(operator_url=pearl.url, token_file=str(token), visible_devices="GPU-a")
-        rollout = LentRollout(PearlClient(settings), rollout="math")
-        trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
-            processing_class=AutoTokenizer.from_pretrained(model),
-            reward_funcs=reward,
-            args=config,
-            train_dataset=Dataset.from_dict({"prompt": ["say it: ", "some more: ", "a word, please: ", "and on "]}),
-            rollout_func=rollout,
-        )
-        training_step = trainer.training_step
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            loss = training_step(*args, **kwargs)
-            pearl.note("update")
-            return loss
-
-        trainer.training_step = noted
-        trainer.train()
-        loan = rollout.loan
-        assert loan is not None
-    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {
-        "rewards": rewards,
-        "versions": sorted(set(worker.versions)),
-        "events": pearl.events,
-        "batches": pearl.batches,
-        "finished": pearl.finished,
-        "idle": loan.usage.idle_fraction,
-        "keys": sorted(logged[-1]),
-        "logged": logged[-1],
-    }
+        (scratch / "url.new").write_text(pearl.url)
+        (scratch / "url.new").rename(scratch / "url")
+        found = train(model, pearl.url, steps, scratch)
+    told = {"events": pearl.events, "batches": pearl.batches, "finished": pearl.finished}
+    return {**found, **told, "versions": sorted(set(worker.versions))}
 
 
-def asynchronous(model: str, weights: Path, scratch: str) -> dict[str, Any]:
+def follow(model: str, steps: int, scratch: Path) -> None:
+    """Any other rank."""
+    while not (scratch / "url").exists():
+        time.sleep(0.1)
+    train(model, (scratch / "url").read_text(), steps, scratch)
+
+
+def asynchronous(model: str, weights: Path, scratch: Path) -> dict[str, Any]:
     """What `AsyncGRPOTrainer` does with callbacks and weight transfer, in its order; it trains only on a GPU."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with PearlDouble(weights) as pearl:
-        settings = Settings(operator_url=pearl.url, token_file=str(Path(scratch, "token")), visible_devices="GPU-a")
+        settings = Settings(operator_url=pearl.url, token_file=str(scratch / "token"), visible_devices="GPU-a")
         loan = PearlClient(settings).register(rollout="math", lend=False)
         transfer = PublishedWeights(loan)
 
@@ -155,7 +164,7 @@ def asynchronous(model: str, weights: Path, scratch: str) -> dict[str, Any]:
 
         callbacks = [StepIntervalCallback(sync, 1), LendingCallback(loan)]
         handler = CallbackHandler(callbacks, policy, None, None, None)
-        arguments, control = GRPOConfig(output_dir=scratch, use_cpu=True, bf16=False), TrainerControl()
+        arguments, control = GRPOConfig(output_dir=str(scratch), use_cpu=True, bf16=False), TrainerControl()
         state = TrainerState(global_step=1)
         handler.on_train_begin(arguments, state, control)
         for _ in range(2):
@@ -172,12 +181,16 @@ def asynchronous(model: str, weights: Path, scratch: str) -> dict[str, Any]:
     }
 
 
-def main(model: str, weights: Path, steps: int) -> dict[str, Any]:
-    """Both trainers."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = train(model, weights, steps, folder)
-        return {**found, "asynchronous": asynchronous(model, weights, folder)}
+def main(model: str, weights: Path, steps: int, scratch: Path) -> None:
+    """Both trainers on one rank; the synchronous one on several."""
+    if int(os.environ.get("RANK", "0")) > 0:
+        follow(model, steps, scratch)
+        return
+    found = lead(model, weights, steps, scratch)
+    if "RANK" not in os.environ:
+        found["asynchronous"] = asynchronous(model, weights, scratch)
+    print(json.dumps(found))  # noqa: T201 - its result
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))))  # noqa: T201 - its result
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -105,6 +105,14 @@ class AsyncPearlClient:
         """As `PearlClient.trajectory`."""
         return await self._driver.run(self._session.gateway.trajectory(name))
 
+    def gateway_address(self) -> tuple[str, str | None]:
+        """As `PearlClient.gateway_address`."""
+        return self._session.where()
+
+    def use_gateway(self, url: str, token: str | None) -> None:
+        """As `PearlClient.use_gateway`."""
+        self._session.tell_gateway(url, token)
+
     async def recommended_in_flight(self) -> int | None:
         """As `PearlClient.recommended_in_flight`."""
         return await self._driver.run(self._session.gateway.window())

@@ -146,6 +146,18 @@ class PearlClient:
         """One trajectory: token ids, loss mask, behaviour logprobs and weight version per token, segments."""
         return self._driver.run(self._session.gateway.trajectory(name))
 
+    def gateway_address(self) -> tuple[str, str | None]:
+        """URL and bearer token of the gateway, for ranks that have not registered themselves.
+
+        Raises:
+            ConfigurationError: nobody has said where it is.
+        """
+        return self._session.where()
+
+    def use_gateway(self, url: str, token: str | None) -> None:
+        """Use the gateway that another rank has told of, see `gateway_address`."""
+        self._session.tell_gateway(url, token)
+
     def recommended_in_flight(self) -> int | None:
         """Trajectories that should be in flight now; None = no limit."""
         return self._driver.run(self._session.gateway.window())

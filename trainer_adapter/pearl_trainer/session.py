@@ -49,11 +49,12 @@ class Session:
         self, settings: Settings, *, clock: Callable[[], float], new_id: Callable[[], str], probe: MemoryProbe
     ) -> None:
         self.settings = settings
-        self.gateway = GatewayApi(self._where, clock)
+        self.gateway = GatewayApi(self.where, clock)
         self._clock = clock
         self._new_id = new_id
         self._probe = probe
         self._loans: list[LoanCore] = []
+        self._told: tuple[str, str | None] | None = None
 
     def join(self, enrolment: Enrolment, hooks: Hooks) -> RankedLoan:
         """The loan of this pod, or this pod's part in a group; not yet enrolled.
@@ -137,14 +138,25 @@ class Session:
     def _token(self) -> str:
         return settings_module.read_token(self.settings.token_file, "PEARL_TOKEN_FILE")
 
-    def _where(self) -> tuple[str, str | None]:
+    def where(self) -> tuple[str, str | None]:
+        """URL of the gateway and its bearer token (None = no authentication).
+
+        Raises:
+            ConfigurationError: nobody has said where it is.
+        """
         registration, settings = self._registration(), self.settings
+        if self._told is not None:
+            return self._told
         url = settings.gateway_url or (registration.gateway_url if registration else None)
         if url is None:
             raise no_gateway()
         if settings.gateway_token_file is not None:
             return url, settings_module.read_token(settings.gateway_token_file, "PEARL_GATEWAY_TOKEN_FILE")
         return url, registration.gateway_token if registration else None
+
+    def tell_gateway(self, url: str, token: str | None) -> None:
+        """Where the gateway is, as another rank knows it: only one of them registers."""
+        self._told = (url, token)
 
 
 def _group_request(enrolment: Enrolment) -> GroupRequest:

@@ -13,6 +13,8 @@
 from __future__ import annotations
 
 import tempfile
+import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,7 +28,7 @@ except ImportError:  # the module can be looked at without it
     TrainerCallback = object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from pearl_trainer.client import Loan, PearlClient
     from pearl_trainer.gateway import Generated
@@ -104,36 +106,28 @@ class GatewayRollout:
 
     Args:
         client: `PearlClient.from_env()`.
+        first_step: Number of the first batch; the gateway keeps those of earlier runs, so it must be above theirs.
+            None = seconds since 1970, which is, as long as an update takes a second.
         sampling: vLLM's sampling parameters beside what the trainer's arguments say.
     """
 
-    def __init__(self, client: PearlClient, **sampling: Any) -> None:
+    def __init__(self, client: PearlClient, *, first_step: int | None = None, **sampling: Any) -> None:
         self._client = client
         self._sampling = sampling
-        self._batches = 0
+        self._run = uuid.uuid4().hex[:12]
+        self._step = int(time.time()) if first_step is None else first_step
 
     def __call__(self, prompts: list[Any], trainer: Any) -> Completions:
         """TRL hands each prompt over as often as it wants completions of it, in a row."""
         prompt_ids = [tokens_of(prompt, trainer.processing_class) for prompt in prompts]
-        size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
-        train, batch, rank = trainer.model.training, self._batches, trainer.accelerator.process_index
-        self._batches += 1
-        turns = [
-            Turn(
-                f"trl-{trainer.state.global_step}-{batch}-{rank}-{index}",
-                0,
-                group=f"trl-{trainer.state.global_step}-{batch}-{rank}-{index // size}",
-                step=batch if train and rank == 0 else None,
-                class_="train" if train else "eval",
-            )
-            for index in range(len(prompts))
-        ]
-        told = train and rank == 0
-        if told:
-            self._client.batches.open(batch, groups=-(-len(prompts) // size), group_size=size)
-        made = self._generate(prompt_ids, turns, _sampling(trainer) | self._sampling, batch if told else None)
-        if told:
-            self._client.batches.close(batch)
+        train = trainer.model.training
+        size = trainer.num_generations if train else trainer.num_generations_eval
+        self._meet(trainer)
+        step = self._begin(trainer, len(prompts), size) if train else None
+        made = self._generate(prompt_ids, self._turns(len(prompts), size, step), _sampling(trainer) | self._sampling)
+        self._step += 1
+        if step is not None:
+            self._end(trainer, step)
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": [list(one.token_ids) for one in made],
@@ -141,13 +135,47 @@ class GatewayRollout:
             "weight_version": [_version(one) for one in made],
         }
 
-    def _generate(
-        self, prompts: Sequence[list[int]], turns: Sequence[Turn], sampling: dict[str, Any], step: int | None
-    ) -> list[Generated]:
+    def _meet(self, trainer: Any) -> None:
+        """Only the main process has registered: the others learn from it where the gateway is and what is next."""
+        if trainer.accelerator.num_processes == 1:
+            return
+        from accelerate.utils import broadcast_object_list  # noqa: PLC0415 - only trainers have it
+
+        main = trainer.accelerator.is_main_process
+        told = broadcast_object_list([self._step, self._client.gateway_address() if main else None])
+        if not main:
+            self._step, address = told
+            self._client.use_gateway(*address)
+
+    def _begin(self, trainer: Any, prompts: int, size: int) -> int:
+        """Declares the batch of all processes on the main one, before any of them generates."""
+        accelerator = trainer.accelerator
+        if accelerator.is_main_process:
+            groups = -(-prompts * accelerator.num_processes // size)
+            self._client.batches.open(self._step, groups=groups, group_size=size)
+        if accelerator.num_processes > 1:
+            accelerator.wait_for_everyone()
+        return self._step
+
+    def _end(self, trainer: Any, step: int) -> None:
+        if trainer.accelerator.num_processes > 1:
+            trainer.accelerator.wait_for_everyone()
+        if trainer.accelerator.is_main_process:
+            self._client.batches.close(step)
+
+    def _turns(self, count: int, size: int, step: int | None) -> list[Turn]:
+        name = f"trl-{self._run}-{self._step}"
+        traffic = "eval" if step is None else "train"
+        return [
+            Turn(f"{name}-{index}", 0, group=f"{name}-group-{index // size}", step=step, class_=traffic)
+            for index in range(count)
+        ]
+
+    def _generate(self, prompts: list[list[int]], turns: list[Turn], sampling: dict[str, Any]) -> list[Generated]:
         def one(prompt: list[int], turn: Turn) -> Generated:
             made = self._client.generate(prompt, turn, **sampling)
-            if step is not None:
-                self._client.batches.finish(step, turn.trajectory, group=turn.group)
+            if turn.step is not None:
+                self._client.batches.finish(turn.step, turn.trajectory, group=turn.group)
             return made
 
         with ThreadPoolExecutor(min(len(turns), MOST_THREADS), thread_name_prefix="pearl-trl") as pool:
