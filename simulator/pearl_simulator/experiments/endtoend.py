@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FULL_SEEDS, BESIDE_SEEDS, QUICK_SEEDS = 10, 5, 1
 """Of the headline; of what stands beside it (calibration `clean`, automatic window); of `--quick`."""
-AUTO = ("roll", "rlboost+", "pearl")
+AUTO, QUICK_AUTO = ("roll", "rlboost+", "pearl"), ("pearl",)
 """Policies that are also run with an automatic window."""
 FULL = {
     "paper": tuple(policy.label for policy in POLICIES),
@@ -34,7 +34,7 @@ FULL = {
 }
 QUICK = {
     "paper": ("roll", "rlboost+", "verl-lend", "pearl-paper", "static-best", "schedule", "pearl"),
-    "clean": ("roll", "rlboost+", "pearl"),
+    "clean": ("roll", "pearl"),
 }
 """Policies that `--quick` runs: those that the summary needs."""
 NEAR_BOUND = 0.95
@@ -88,7 +88,7 @@ def headline_jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
         for cell in cells(calibration):
             found += jobs(cell, policies, seeds if calibration == "paper" else beside, quick=quick)
     for cell in cells("paper", None):
-        found += jobs(cell, named(AUTO), beside, quick=quick)
+        found += jobs(cell, named(QUICK_AUTO if quick else AUTO), beside, quick=quick)
     return found
 
 

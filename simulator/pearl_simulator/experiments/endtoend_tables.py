@@ -56,14 +56,17 @@ def _against(found: Rows, calibration: str, where: tuple[Cell, ...]) -> Table:
 
 def _windows(found: Rows, calibration: str, fixed: tuple[Cell, ...], auto: tuple[Cell, ...]) -> Table:
     pairs = list(zip(fixed, auto, strict=True))
-    rows = (
+    rows = [
         ("pearl automatic / roll 64", *(found.ratio_across(a.key, "pearl", f.key, "roll") for f, a in pairs)),
-        ("pearl automatic / roll automatic", *(found.ratio(a.key, "pearl", "roll") for _, a in pairs)),
-        ("pearl automatic / rlboost+ automatic", *(found.ratio(a.key, "pearl", "rlboost+") for _, a in pairs)),
         ("pearl automatic / pearl 64", *(found.ratio_across(a.key, "pearl", f.key, "pearl") for f, a in pairs)),
-    )
+        *(
+            (f"pearl automatic / {other} automatic", *(found.ratio(cell.key, "pearl", other) for cell in auto))
+            for other in ("roll", "rlboost+")
+            if found.has(auto[0].key, other)
+        ),
+    ]
     columns = ("", *(cell.name for cell in fixed))
-    return Table(f"Automatic window, calibration {calibration}", columns, rows)
+    return Table(f"Automatic window, calibration {calibration}", columns, tuple(rows))
 
 
 def _means(found: Rows) -> Table:
