@@ -4,6 +4,7 @@
 |---------------------------------------------------|-------------------|------------------------------------|
 | POST /v1/completions, /v1/chat/completions        | client            | OpenAI                             |
 | POST /inference/v1/generate                       | client            | token ids in, token ids out        |
+| POST /generate and others of an SGLang engine     | client            | see docs/integrations/slime.md     |
 | POST /v1/batches                                  | client            | OpenBatch → BatchProgress          |
 | GET  /v1/batches/{step}                           | client            | → BatchProgress                    |
 | POST /v1/batches/{step}/finish                    | client            | FinishTrajectory → BatchProgress   |

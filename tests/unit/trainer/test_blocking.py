@@ -112,6 +112,23 @@ def test_generate_speaks_token_ids_with_the_turns_identity(tmp_path: Path) -> No
     assert json.loads(seen[0].content)["token_ids"] == [1, 2, 3]
 
 
+def test_a_rank_that_has_not_registered_is_told_where_the_gateway_is(settings: Settings) -> None:
+    with PearlClient(settings, transport=httpx2.MockTransport(Pearl())) as first:
+        first.register(rollout="swe", gpus=["GPU-1"], lend=False).close()
+        address = first.gateway_address()
+    assert address == ("http://gw", "y")
+    seen: list[httpx2.Request] = []
+
+    def gateway(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        return httpx2.Response(200, json={"window": 64})
+
+    with PearlClient(Settings(), transport=httpx2.MockTransport(gateway)) as other:
+        other.use_gateway(*address)
+        assert other.recommended_in_flight() == 64
+    assert (str(seen[0].url), seen[0].headers["authorization"]) == ("http://gw/v1/stats", "Bearer y")
+
+
 def test_idle_fractions_count_the_ready_workers_of_each_pool() -> None:
     def worker(role: str, in_flight: int, *, ready: bool = True) -> dict[str, Any]:
         return {"role": role, "inFlight": in_flight, "ready": ready, "activity": "active"}
