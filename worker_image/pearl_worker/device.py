@@ -3,7 +3,7 @@
 import fcntl
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,8 +55,15 @@ class NvmlDevice:
 
     def used_bytes(self) -> tuple[int, ...] | None:
         """Bytes in use on each GPU; None = one of them cannot be read, `problem` says why."""
+        return self._read(lambda memory: int(memory.used))
+
+    def total_bytes(self) -> tuple[int, ...] | None:
+        """The size of each; None as above."""
+        return self._read(lambda memory: int(memory.total))
+
+    def _read(self, number: Callable[[Any], int]) -> tuple[int, ...] | None:
         try:
-            return tuple(self._used(handle) for handle in self._handles())
+            return tuple(number(self._memory(handle)) for handle in self._handles())
         except Exception as error:  # noqa: BLE001 - no package, no driver, a lost GPU: unknown memory, never a crash
             self.problem = f"NVML: {error}"
             self._started = False  # the driver may have been restarted; the next reading begins anew
@@ -93,13 +100,13 @@ class NvmlDevice:
         except Exception as error:
             raise LookupError(f"{gpu} is not visible in this container: {error}") from error
 
-    def _used(self, handle: Any) -> int:
+    def _memory(self, handle: Any) -> Any:
         # Of a whole GPU in MIG mode NVML tells an unprivileged reader nothing: an error, and so unknown.
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         used, total = int(memory.used), int(memory.total)
         if not 0 <= used <= total:  # NVML's "not available" is the largest number there is
             raise LookupError(f"a GPU tells {used} bytes in use of {total}")
-        return used
+        return memory
 
 
 def visible_gpus(variable: str) -> tuple[str, ...] | None:

@@ -1,16 +1,20 @@
-"""The borrower's side of a loan: the fence, what the device held at the grant, and what was answered, kept on disk."""
+"""The borrower's side of a loan: the fence, what the GPUs held at the grant, and whether they were given back."""
 
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pearl_api.wire.worker import LoanState, ReclaimAnswer
 from pearl_worker.engine import VacateReport
 from pearl_worker.fence import Fence
+from pearl_worker.footprint import Footprint
 from pearl_worker.ports import MemoryDevice
 
 _log = logging.getLogger(__name__)
+
+
+_NOTHING = Footprint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +22,7 @@ class _Record:
     """What outlives the agent's process."""
 
     epoch: int = 0
-    baseline_bytes: tuple[int, ...] | None = None
-    """In use on each GPU at the grant, without an engine; None = never granted."""
+    footprint: Footprint = _NOTHING
     returned: bool = True
     """Nothing was granted since the device was last seen free."""
 
@@ -31,8 +34,10 @@ class DeviceBusyError(Exception):
 class Loan:
     """Decides whether an engine may run here, and whether the device is back as it was."""
 
-    def __init__(self, device: MemoryDevice, file: Path, allowance_bytes: int) -> None:
-        """Starts fenced; `file` outlives the container. `allowance_bytes` is per GPU.
+    def __init__(
+        self, device: MemoryDevice, file: Path, allowance_bytes: int, total_bytes: tuple[int, ...] | None = None
+    ) -> None:
+        """Starts fenced; `file` outlives the container. `allowance_bytes` is per GPU, `total_bytes` of each.
 
         Raises:
             ValueError: the file is damaged, so that it is not known what may run here.
@@ -40,6 +45,7 @@ class Loan:
         self._device = device
         self._file = file
         self._allowance_bytes = allowance_bytes
+        self._total_bytes = total_bytes
         self._record = _read(file)
         self._fence = Fence(epoch=self._record.epoch)
         self._answer = _nothing_lent(self._fence.epoch) if self._record.returned else None
@@ -63,18 +69,25 @@ class Loan:
             DeviceBusyError: the trainer has not left the device.
         """
         fence = self._fence.grant(epoch, ttl_seconds, now)
-        baseline = self._record.baseline_bytes if self._fence.granted else self._measured(engine_absent)
-        self._keep(fence, baseline_bytes=baseline, returned=False)
+        footprint = self._record.footprint if self._fence.granted else self._measured(engine_absent)
+        self._keep(fence, footprint=footprint, returned=False)
         self._answer = None
 
-    def _measured(self, engine_absent: bool) -> tuple[int, ...] | None:
-        used = self._device.used_bytes()
+    def _measured(self, engine_absent: bool) -> Footprint:
+        used, known = self._device.used_bytes(), self._record.footprint
         if used is None:
             why = f"device memory cannot be read, so it could not be proven to be given back: {self._device.problem}"
             raise DeviceBusyError(why.removesuffix(": "))
-        if self._record.baseline_bytes is not None and (excess := self._excess(used)):
-            raise DeviceBusyError(f"{excess}: offload the model before lending")
-        return used if engine_absent else self._record.baseline_bytes
+        obstacle = known.obstacle(used, self._total_bytes, self._allowance_bytes, engine_absent=engine_absent)
+        if obstacle:
+            raise DeviceBusyError(f"{obstacle}: offload the model before lending")
+        return known.at_grant(used, engine_absent=engine_absent)
+
+    def awake(self) -> None:
+        """The engine serves: what it takes is known now."""
+        used = self._device.used_bytes()
+        if used is not None:
+            self._keep(self._fence, footprint=self._record.footprint.when_awake(used))
 
     def renew(self, epoch: int, now: float) -> None:
         """A heartbeat. Raises FencedError without a live grant of `epoch`."""
@@ -100,17 +113,7 @@ class Loan:
         return used is not None and not self._excess(used)
 
     def _excess(self, used: tuple[int, ...]) -> str:
-        """Which GPU holds too much; empty = none."""
-        baseline = self._record.baseline_bytes
-        if baseline is None:
-            return ""
-        if len(used) != len(baseline):
-            return f"{len(used)} GPUs can be read, {len(baseline)} at the grant"
-        for number, (now, before) in enumerate(zip(used, baseline, strict=True)):
-            if now > before + self._allowance_bytes:
-                which = f"GPU {number}" if len(used) > 1 else "the device"
-                return f"{now} bytes of {which} are in use, {before} at the grant"
-        return ""
+        return self._record.footprint.excess(used, self._allowance_bytes)
 
     def state(self, now: float, *, memory_free: bool) -> LoanState:
         """For readers outside."""
@@ -135,8 +138,11 @@ class Loan:
             self._answer = _nothing_lent(epoch)
         return self._answer
 
-    def given_back(self, report: VacateReport) -> None:
+    def given_back(self, report: VacateReport, *, asleep: bool = False) -> None:
         """The device was vacated and seen free, reclaimed or not: whoever uses it from now on is not us."""
+        used = self._device.used_bytes()
+        if asleep and used is not None:
+            self._keep(self._fence, footprint=self._record.footprint.when_asleep(used))
         seconds = report.drain_seconds + report.sleep_seconds
         self.answer(self._fence.epoch, report, free=True, ended=True, total_seconds=seconds)
 
@@ -168,18 +174,15 @@ class Loan:
             return excess or "the device was still in use when the time was over"
         return "; ".join(filter(None, ["the engine has not ended yet", excess]))
 
-    def _keep(
-        self, fence: Fence, *, baseline_bytes: tuple[int, ...] | None = None, returned: bool | None = None
-    ) -> None:
+    def _keep(self, fence: Fence, *, footprint: Footprint | None = None, returned: bool | None = None) -> None:
         record = replace(self._record, epoch=fence.epoch)
-        if baseline_bytes is not None:
-            record = replace(record, baseline_bytes=baseline_bytes)
+        if footprint is not None:
+            record = replace(record, footprint=footprint)
         if returned is not None:
             record = replace(record, returned=returned)
         if record != self._record or not self._file.exists():
             draft = self._file.with_suffix(".new")
-            content = {"epoch": record.epoch, "baselineBytes": record.baseline_bytes, "returned": record.returned}
-            draft.write_text(json.dumps(content))
+            draft.write_text(json.dumps(asdict(record)))
             draft.rename(self._file)
         self._record = record
         self._fence = fence
@@ -194,9 +197,9 @@ def _nothing_lent(epoch: int) -> ReclaimAnswer:
 def _read(file: Path) -> _Record:
     try:
         content = json.loads(file.read_text())
-        baseline = content["baselineBytes"]
-        return _Record(int(content["epoch"]), baseline and tuple(map(int, baseline)), bool(content["returned"]))
+        footprint = {name: value and tuple(map(int, value)) for name, value in content["footprint"].items()}
+        return _Record(int(content["epoch"]), Footprint(**footprint), bool(content["returned"]))
     except FileNotFoundError:
         return _Record()
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is damaged, so no engine may start here: delete the pod ({error!r})") from error

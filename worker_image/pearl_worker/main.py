@@ -18,7 +18,7 @@ from pearl_worker.engine import Engine
 from pearl_worker.engine_process import Reaper
 from pearl_worker.launch import http_launcher
 from pearl_worker.loan import Loan
-from pearl_worker.ports import MemoryDevice, WeightSource
+from pearl_worker.ports import WeightSource
 from pearl_worker.settings import Settings, from_env
 from pearl_worker.stores import DirectoryStore, DownloadStore, ObjectStore, Remote, Store, WebServer
 from pearl_worker.weights import CheckedSource, NoSource
@@ -116,12 +116,11 @@ def _store(location: str, settings: Settings, session: aiohttp.ClientSession) ->
 def _loan(settings: Settings) -> Loan | None:
     if settings.loan is None:
         return None
-    return Loan(memory_device(settings), settings.state_directory / "loan.json", settings.memory_allowance_bytes)
-
-
-def memory_device(settings: Settings) -> MemoryDevice:
-    """What tells whether the GPUs of this worker are free."""
-    return FakeDevice(settings.fake_device) if settings.fake_device else NvmlDevice(settings.visible_gpus)
+    file, allowance = settings.state_directory / "loan.json", settings.memory_allowance_bytes
+    if settings.fake_device:
+        return Loan(FakeDevice(settings.fake_device), file, allowance)
+    device = NvmlDevice(settings.visible_gpus)
+    return Loan(device, file, allowance, device.total_bytes())
 
 
 if __name__ == "__main__":

@@ -244,12 +244,14 @@ class Worker:
     async def _open(self) -> None:
         await self.engine.open()
         self._crashes = 0
+        if self.loan and self.loan.granted:
+            self.loan.awake()
 
     async def _vacate(self) -> None:
         loan = self._loan()
         self._report = await self.engine.vacate(lambda: loan.vacate_by, self._is_free)
         if self._is_free() and not loan.granted:
-            loan.given_back(self._report)
+            loan.given_back(self._report, asleep=self.engine.facts.asleep)
 
     async def _kill(self) -> None:
         await self.engine.kill()

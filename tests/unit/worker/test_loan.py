@@ -373,6 +373,32 @@ async def test_the_allowance_of_a_sleeping_engine_is_for_each_gpu(tmp_path: Path
     assert answer.message == "260 bytes of GPU 1 are in use, 200 at the grant"
 
 
+def test_what_a_trainer_keeps_may_grow_as_long_as_the_engine_fits(tmp_path: Path) -> None:
+    device = PlayedDevice((5,))
+    loan = Loan(device, tmp_path / "loan.json", allowance_bytes=10, total_bytes=(100,))
+    loan.grant(1, 60.0, now=0.0, engine_absent=True)
+    device.used = (75,)
+    loan.awake()  # the engine takes 70
+    loan.reclaim(1, 0.0)
+    device.used = (9,)
+    loan.given_back(VacateReport(), asleep=True)  # and 4 while it sleeps
+    device.used = (31,)  # after its first step the trainer keeps 27 of its own, more than was ever allowed for
+    loan.grant(2, 60.0, now=0.0, engine_absent=False)
+    loan.reclaim(2, 0.0)
+    for used, free in ((27, True), (31, True), (37, True), (38, False)):
+        device.used = (used,)
+        assert loan.memory_free() is free
+    device.used = (35,)  # 66 more would not fit
+    with pytest.raises(DeviceBusyError, match="35 bytes of the device are in use, and the engine needs 66 of 100"):
+        loan.grant(3, 60.0, now=0.0, engine_absent=False)
+    again = Loan(device, tmp_path / "loan.json", allowance_bytes=10, total_bytes=(100,))
+    device.used = (29,)  # the engine ended with the agent; all that it takes is 70
+    again.grant(3, 60.0, now=0.0, engine_absent=True)
+    device.used = (31,)
+    with pytest.raises(DeviceBusyError, match="needs 70 of 100"):
+        Loan(device, tmp_path / "loan.json", 10, (100,)).grant(4, 60.0, now=0.0, engine_absent=True)
+
+
 def test_a_damaged_loan_file_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "loan.json").write_text('{"epo')
     with pytest.raises(ValueError, match=r"loan.json is damaged, so no engine may start here: delete the pod"):
