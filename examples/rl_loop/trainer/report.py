@@ -56,7 +56,7 @@ def of_batch(batch: Sequence[Trajectory], progress: BatchProgress, version: int)
         "turns": sum(len(one.segments) for one in batch),
         "borrowed_turns": borrowed(batch),
         "other_versions": sum(found != version for found in generated),
-        "sample": text(batch[0].token_ids),
+        "sample": text(batch[-1].token_ids),
     }
 
 

@@ -6,15 +6,15 @@ The lines marked `# PEARL` are all that a training loop needs of it. Each batch 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from pearl_trainer import AsyncPearlClient, Turn
+from pearl_trainer import PearlClient, Turn
 
 from . import report
 from .game import END, NUMBERS, START, TURNS, Game, SandboxBrokeError
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 FIRST_VERSION = 1
 
 
-async def train(pearl: AsyncPearlClient, policy: Policy, options: argparse.Namespace) -> None:
+def train(pearl: PearlClient, policy: Policy, options: argparse.Namespace) -> None:
     """Batch, update, batch, update; before that some batches of the untrained policy, for comparison."""
     games = Games(options.group_size, options.break_rate, random.Random(options.seed))  # noqa: S311 - no secrets
-    async with await pearl.register(  # PEARL: the GPU is lent from here on, whenever the trainer does not train
+    with pearl.register(  # PEARL: the GPU is lent from here on, whenever the trainer does not train
         rollout=options.rollout, offload=policy.offload, onload=policy.onload
     ) as loan:
-        await loan.publish_weights(FIRST_VERSION, policy.save())  # PEARL
-        played = await play_frozen(pearl, games, options)
+        loan.publish_weights(FIRST_VERSION, policy.save())  # PEARL
+        played = play_frozen(pearl, games, options)
         for index in range(options.steps):
             version, laps = FIRST_VERSION + index, report.Laps(time.monotonic)
-            batch, progress = await rollout(pearl, played + index, version, games.batch())
+            batch, progress = rollout(pearl, played + index, version, games.batch())
             laps("rollout_seconds")
             was_lent = loan.lent
-            async with loan.training():  # PEARL: reclaim → onload … offload → lend
+            with loan.training():  # PEARL: reclaim → onload … offload → lend
                 laps("reclaim_seconds")
-                gap = await asyncio.to_thread(policy.update, batch)
-                await loan.publish_weights(version + 1, policy.save())  # PEARL
+                gap = policy.update(batch)
+                loan.publish_weights(version + 1, policy.save())  # PEARL
                 laps("train_seconds")
             laps("lend_seconds")
             deadline = loan.registration.reclaim_seconds if loan.registration else None
@@ -50,11 +50,11 @@ async def train(pearl: AsyncPearlClient, policy: Policy, options: argparse.Names
             report.say(event="step", **told, logprob_gap=gap, was_lent=was_lent, deadline_seconds=deadline)
 
 
-async def play_frozen(pearl: AsyncPearlClient, games: Games, options: argparse.Namespace) -> int:
+def play_frozen(pearl: PearlClient, games: Games, options: argparse.Namespace) -> int:
     """Batches without updates, at least until the first loan has started its engine; returns how many."""
     impatient_at = time.monotonic() + options.patience
     for step in itertools.count():
-        batch, progress = await rollout(pearl, step, FIRST_VERSION, games.batch())
+        batch, progress = rollout(pearl, step, FIRST_VERSION, games.batch())
         report.say(event="frozen", **report.of_batch(batch, progress, FIRST_VERSION))
         enough = report.borrowed(batch) or time.monotonic() > impatient_at
         if enough and step + 1 >= options.frozen:
@@ -62,38 +62,39 @@ async def play_frozen(pearl: AsyncPearlClient, games: Games, options: argparse.N
     return step + 1
 
 
-async def rollout(
-    pearl: AsyncPearlClient, step: int, version: int, tasks: dict[int, list[Game]]
+def rollout(
+    pearl: PearlClient, step: int, version: int, tasks: dict[int, list[Game]]
 ) -> tuple[tuple[Trajectory, ...], BatchProgress]:
     """One batch under weights of `version`: what the gateway logged, token by token, and how the batch ended."""
     size = len(tasks[NUMBERS[0]])
-    await pearl.batches.open(step, groups=len(tasks), group_size=size, min_version=version)  # PEARL
-    await asyncio.gather(*[play_group(pearl, step, hidden, group) for hidden, group in tasks.items()])
-    batch = await pearl.batches.consume(step)  # PEARL
-    return batch, await pearl.batches.close(step)  # PEARL
+    pearl.batches.open(step, groups=len(tasks), group_size=size, min_version=version)  # PEARL
+    with ThreadPoolExecutor(len(tasks) * size) as pool:
+        playing = []
+        for hidden, games in tasks.items():
+            group = f"s{step}-n{hidden}"
+            pearl.batches.permit(group, size, step=step)  # PEARL: before the sandboxes start
+            for index, game in enumerate(games):
+                playing.append(pool.submit(play, pearl, step, group, f"{group}-{index}", game))
+        for one in playing:
+            one.result()
+    batch = pearl.batches.consume(step)  # PEARL
+    return batch, pearl.batches.close(step)  # PEARL
 
 
-async def play_group(pearl: AsyncPearlClient, step: int, hidden: int, games: list[Game]) -> None:
-    """All samples of one task."""
-    group = f"s{step}-n{hidden}"
-    await pearl.batches.permit(group, len(games), step=step)  # PEARL: before the sandboxes start
-    await asyncio.gather(*[play(pearl, step, group, f"{group}-{index}", game) for index, game in enumerate(games)])
-
-
-async def play(pearl: AsyncPearlClient, step: int, group: str, name: str, game: Game) -> None:
+def play(pearl: PearlClient, step: int, group: str, name: str, game: Game) -> None:
     """One trajectory: turns with the fleet until the game is over, then its reward, or why it has none."""
     tokens = [START]
     try:
         for number in itertools.count():
             turn = Turn(name, number, group=group, step=step)  # PEARL: the key under which a retry finds its answer
-            made = await pearl.generate(tokens, turn, max_tokens=2, temperature=1.0, stop_token_ids=[END])  # PEARL
+            made = pearl.generate(tokens, turn, max_tokens=2, temperature=1.0, stop_token_ids=[END])  # PEARL
             tokens += [*made.token_ids, *game.answer(made.token_ids)]
             if game.reward is not None:
                 break
     except SandboxBrokeError as error:
-        await pearl.batches.abort(step, name, group=group, cause=str(error))  # PEARL
+        pearl.batches.abort(step, name, group=group, cause=str(error))  # PEARL
     else:
-        await pearl.batches.finish(step, name, group=group, reward=game.reward)  # PEARL
+        pearl.batches.finish(step, name, group=group, reward=game.reward)  # PEARL
 
 
 class Games:
@@ -112,15 +113,6 @@ class Games:
         return Game(hidden, self._rng.randint(1, TURNS) if breaks else None)
 
 
-async def run(options: argparse.Namespace) -> None:
-    """Makes the policy and trains it."""
-    recipe = Recipe(options.model, learning_rate=options.learning_rate, epochs=options.epochs, seed=options.seed)
-    with TemporaryDirectory() as folder:
-        policy = Policy(recipe, Path(folder))
-        async with AsyncPearlClient.from_env() as pearl:  # PEARL
-            await train(pearl, policy, options)
-
-
 def main() -> None:
     """Entry point of the trainer pod."""
     parser = argparse.ArgumentParser(description="Train a small policy with rollouts by a PEARL fleet.")
@@ -134,7 +126,12 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--patience", type=float, default=150.0, help="seconds until a borrower must have served")
     parser.add_argument("--seed", type=int, default=0)
-    asyncio.run(run(parser.parse_args()))
+    options = parser.parse_args()
+    recipe = Recipe(options.model, learning_rate=options.learning_rate, epochs=options.epochs, seed=options.seed)
+    with TemporaryDirectory() as folder:
+        policy = Policy(recipe, Path(folder))
+        with PearlClient.from_env() as pearl:  # PEARL
+            train(pearl, policy, options)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def test_the_facts_of_a_batch_count_foreign_versions_lost_games_and_borrowed_tur
     assert facts["other_versions"] == 2
     assert (facts["games"], facts["broken_games"], facts["lost_games"]) == (2, 1, 1)
     assert (facts["turns"], facts["borrowed_turns"]) == (2, 1)
-    assert (facts["reward"], facts["sample"]) == (0.75, "G4;<2;")
+    assert (facts["reward"], facts["sample"]) == (0.75, "G4;")
     assert text([START]) == "G"
 
 
