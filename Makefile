@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 
-.PHONY: help setup demo rl-loop test test-unit test-engine test-integrations test-cluster test-full lint format crds docs lock bench clean
+.PHONY: help setup demo rl-loop test test-unit test-engine test-integrations test-cluster test-full lint format crds docs lock bench chaos-loans clean
 
 help: ## print the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -52,8 +52,14 @@ docs: setup ## write the generated reference pages
 bench: setup ## measure the engine on this machine (rewrites the CPU table)
 	@$(PY) -m pearl_worker.measure
 
+bench-loans: setup ## 100 GPU sets that are lent and taken back all the time (JSON=FILE, ARGS: --help)
+	@$(PY) tests/bench/loans.py $(if $(JSON),--json $(JSON)) $(ARGS)
+
 lock: .venv/.done ## compile the hash-pinned requirement files
 	@scripts/lock
+
+chaos-loans: setup ## break loans on the real local cluster, one thing and two at a time (ARGS: docs/loans-chaos.md)
+	@PYTHONPATH=.:tests/e2e:tests/support $(PY) -m loans_chaos $(ARGS)
 
 clean: ## remove the virtual environment and build outputs (caches stay)
 	rm -rf .venv build dist report .mypy_cache .ruff_cache .pytest_cache

@@ -2,8 +2,8 @@
 
     python tests/bench/loans.py [--sets 100] [--seconds 60] [--json FILE] [--page DIRECTORY]
 
-One process is the operator (core, planner, loan service, an in-memory API server), this one holds the trainers' SDKs and
-the worker agents with emulated engines. What an engine takes to sleep or to die is no part of the protocol's overhead.
+One process is the operator (core, planner, loan service, an in-memory API server), this one holds the trainers' SDKs
+and the worker agents with emulated engines. What an engine takes to sleep or to die is no part of the overhead.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ import loans_operator  # noqa: E402
 from loans_page import Measured, print_table, write_page  # noqa: E402
 from loans_trainers import Agents, Times, agents_server, trainers  # noqa: E402
 
+JOIN_SECONDS = 0.15
+"""Sets join one after the other, as no hundred agents start in one process on a cluster; then it counts."""
+
 
 def free_port() -> int:
     """A port that nobody uses now."""
@@ -37,7 +40,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def churn(pipe: Any, sets: int, seconds: float, port: int, agents_port: int, seed: int) -> Measured:
+async def churn(pipe: Any, port: int, agents_port: int, *, sets: int, seconds: float, seed: int) -> Measured:  # noqa: PLR0913
     """Lets all sets lend and reclaim for so long."""
     loop = asyncio.get_running_loop()
     with tempfile.TemporaryDirectory() as folder:
@@ -48,8 +51,9 @@ async def churn(pipe: Any, sets: int, seconds: float, port: int, agents_port: in
         beside = [asyncio.create_task(work) for work in (server.serve(), agents.probe())]
         await until_served(port)
         began, cpu = loop.time(), time.process_time()
-        beside.append(asyncio.create_task(progress(made, began, seconds)))
-        await asyncio.gather(*(trainer.run(began + seconds, loop.time) for trainer in made.values()))
+        beside.append(asyncio.create_task(progress(made, began, sets * JOIN_SECONDS + seconds)))
+        since = began + sets * JOIN_SECONDS
+        await asyncio.gather(*(trainer.run(since, since + seconds, loop.time) for trainer in made.values()))
         cpu, lasted = time.process_time() - cpu, loop.time() - began
         async with httpx2.AsyncClient(trust_env=False) as client:
             other = (await client.post(f"http://127.0.0.1:{port}/over")).json()["cpu_seconds"]
@@ -58,7 +62,7 @@ async def churn(pipe: Any, sets: int, seconds: float, port: int, agents_port: in
             work.cancel()
         await asyncio.gather(*beside, *(pod.stop() for pod in agents.pods.values()), return_exceptions=True)
     return Measured.of(
-        list(made.values()), began=began, seconds=lasted, operator_cpu_seconds=other, trainers_cpu_seconds=cpu
+        list(made.values()), began=since, seconds=lasted, operator_cpu_seconds=other, trainers_cpu_seconds=cpu
     )
 
 
@@ -100,7 +104,8 @@ def main() -> int:
     )
     operator.start()
     load = os.getloadavg()[0]
-    measured = asyncio.run(churn(ours, arguments.sets, arguments.seconds, port, agents_port, arguments.seed))
+    wanted = {"sets": arguments.sets, "seconds": arguments.seconds, "seed": arguments.seed}
+    measured = asyncio.run(churn(ours, port, agents_port, **wanted))
     operator.join(timeout=10)
     measured = measured.with_machine(cores=os.cpu_count() or 1, load_before=load)
     print_table(measured)

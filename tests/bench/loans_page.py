@@ -153,11 +153,12 @@ def plot(measured: Measured, folder: Path) -> None:
 
 TEXT = """# The loan protocol with 100 GPU sets churning
 
-Each GPU set is a trainer with the real SDK, a borrower pod with the real worker agent, and an emulated engine. All of them
-lend, serve for 2 to 8 s, take their GPU back and train for 1.5 to 4 s, again and again. The operator is the real one (core,
-planner, loan service) in a process of its own, over an in-memory API server that takes 5 ms for a write; SDKs, agents and
-operator talk real HTTP over the loopback. Emulated engines start in 2 to 4 s, wake in 0.5 to 1.5 s, sleep in 0.1 to 0.6 s
-and die in 0.2 to 0.5 s; one reclaim in a hundred meets an engine that does not sleep and is killed before the deadline.
+Each GPU set is a trainer with the real SDK, a borrower pod with the real worker agent, and an emulated engine. All of
+them lend, serve for 2 to 8 s, take their GPU back and train for 1.5 to 4 s, again and again. The operator is the real
+one (core, planner, loan service) in a process of its own, over an in-memory API server that takes 5 ms for a write;
+SDKs, agents and operator talk real HTTP over the loopback. Emulated engines start in 2 to 4 s, wake in 0.5 to 1.5 s,
+sleep in 0.1 to 0.6 s and die in 0.2 to 0.5 s; one reclaim in a hundred meets an engine that does not sleep and is
+killed before the deadline.
 
 `make bench-loans` repeats it (`JSON=FILE` writes every single figure).
 
@@ -165,13 +166,14 @@ and die in 0.2 to 0.5 s; one reclaim in a hundred meets an engine that does not 
 |---|---|---|
 {table}
 
-*Protocol overhead* is what `reclaim()` took less what the engine itself took to sleep or to be killed: two requests' way,
-the agent's turn, aborting what was inside, reading the device. *Grant* is `lend()` at the trainer, from call to answer: the
-planner's rule, the write of the new epoch, and the agents' acceptance. *Two holders* counts every moment in which trainer
-and engine had the same GPU, *not returned* every `NotReturned`.
+*Protocol overhead* is what `reclaim()` took less what the engine itself took to sleep or to be killed: two requests'
+way, the agent's turn, aborting what was inside, reading the device. *Grant* is `lend()` at the trainer, from call to
+answer: the planner's rule, the write of the new epoch, and the agents' acceptance. *Two holders* counts every moment in
+which trainer and engine had the same GPU, *not returned* every `NotReturned`.
 
-All SDKs and agents share one core and the operator has another; on a cluster each trainer and each agent has its own. What
-is measured is therefore the protocol plus the queueing of 100 of each on one core.
+All SDKs and agents share one core and the operator has another; on a cluster each trainer and each agent has its own.
+What is measured is therefore the protocol plus the queueing of 100 of each on one core, and of whatever else the
+machine does: `load before` above the number of cores means that it was shared.
 
 ![How overheads and grants are spread, and the overhead over time](loans.png)
 """

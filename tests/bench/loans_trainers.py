@@ -104,22 +104,27 @@ class Trainer:
     double_holders: int = 0
     training: bool = True
     pod: BorrowerPod | None = None
+    counts_since: float = 0.0
 
-    async def run(self, until: float, now: Callable[[], float]) -> None:
-        """Lends and takes back, again and again."""
+    async def run(self, since: float, until: float, now: Callable[[], float]) -> None:
+        """Joins at its turn before `since`, then lends and takes back, again and again; counts from `since` on."""
+        await asyncio.sleep(self.dice.uniform(0.0, since - now()))
+        self.counts_since = since
         loan = await self.client.register(rollout="swe", gpus=[f"GPU-{self.name}"], lend=False)
         while now() < until:
-            await self._lend(loan)
+            await self._lend(loan, now)
             await asyncio.sleep(self.dice.uniform(*self.times.lent))
             await self._reclaim(loan, now)
             await asyncio.sleep(self.dice.uniform(*self.times.update))
         await loan.close()
         await self.client.close()
 
-    async def _lend(self, loan: AsyncLoan) -> None:
+    async def _lend(self, loan: AsyncLoan, now: Callable[[], float]) -> None:
         self.training = False
-        began = time.perf_counter()
+        counts, began = now() >= self.counts_since, time.perf_counter()
         result = await loan.lend()
+        if not counts:
+            return
         if result.granted:
             self.grants.append(time.perf_counter() - began)
         else:
@@ -138,7 +143,7 @@ class Trainer:
         total = time.perf_counter() - began
         self.training = True
         self.double_holders += bool(self.pod is not None and self.pod.device.used)
-        if free.via != "notLent" and isinstance(engine, TimedEngine):
+        if at >= self.counts_since and free.via != "notLent" and isinstance(engine, TimedEngine):
             self.reclaims.append((at, total, engine.own_seconds))
 
 

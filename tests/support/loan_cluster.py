@@ -184,10 +184,10 @@ class LoanCluster:
         devices = ",".join(f"GPU-{name}-{number}" for number in gpus)
         return TrainerSettings("http://operator", str(token), visible_devices=devices or None)
 
-    def client(self, settings: TrainerSettings) -> AsyncPearlClient:
-        """An SDK in that pod."""
+    def client(self, settings: TrainerSettings, read: Callable[[], Any] = lambda: None) -> AsyncPearlClient:
+        """An SDK in that pod; `read` gives the used bytes of its GPUs."""
         clock = asyncio.get_running_loop().time
-        return AsyncPearlClient(settings, transport=self.network, probe=MemoryProbe(lambda: None), clock=clock)
+        return AsyncPearlClient(settings, transport=self.network, probe=MemoryProbe(read), clock=clock)
 
     def _review(self, spec: Object) -> Object:
         """TokenReview."""

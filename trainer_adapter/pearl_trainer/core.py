@@ -146,7 +146,8 @@ class LoanCore:
         if cap_seconds is not None and not cap_seconds > 0:
             raise ConfigurationError(f"cap_seconds is {cap_seconds}: pass seconds above 0, or None for no limit")
         self._cap_seconds = cap_seconds
-        self._probe.remember()
+        if self._lease.over:  # an engine that still runs under an earlier offer is no part of the trainer's own use
+            self._probe.remember()
         self.meter.mark(IDLE)
         self._lease.want()
         return (yield from self._offer())

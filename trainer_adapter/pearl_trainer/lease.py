@@ -69,6 +69,12 @@ class Lease:
         """Highest epoch heard of."""
         return self._known
 
+    @property
+    def over(self) -> bool:
+        """Nothing can be in force anywhere: every epoch that may exist is fenced."""
+        with self._lock:
+            return self._known + self._unanswered <= self._fenced
+
     def enrolled(self, answer: RegisterAnswer) -> None:
         """The loan was enrolled, perhaps once more; what is known about epochs stays known.
 

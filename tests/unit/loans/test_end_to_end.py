@@ -273,3 +273,18 @@ async def test_an_unreviewed_token_is_refused_with_how_to_get_one(cluster: LoanC
         await client.register(rollout="swe")
     assert caught.value.reason == "NotAuthenticated"
     await client.close()
+
+
+async def test_offering_again_does_not_take_an_engines_memory_for_the_trainers_own(cluster: LoanCluster) -> None:
+    await (await cluster.begin()).close()
+    settings = cluster.add_trainer("trainer-1")
+    client = cluster.client(settings, lambda: (sum(pod.device.used or 0 for pod in cluster.pods.values()),))
+    loan = await client.register(rollout="swe")
+    await cluster.until(lambda: cluster.loan("trainer-1").get("phase") == "Serving")
+    await loan.lend()  # the engines are awake
+    for pod in cluster.pods.values():
+        pod.reachable, pod.engine.sleeps = False, False
+    with pytest.raises(NotReturned):
+        await loan.reclaim(within=12)  # their lease is over by then, and they are not killed yet
+    assert any(pod.device.used for pod in cluster.pods.values())
+    await client.close()
