@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 
-.PHONY: help setup demo rl-loop test test-unit test-engine test-integrations test-cluster test-full lint format crds docs lock bench chaos-loans clean
+.PHONY: help setup demo rl-loop test test-unit test-engine test-integrations test-cluster test-full lint format crds docs lock bench bench-loans chaos-loans clean
 
 help: ## print the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16

@@ -16,7 +16,7 @@ from pearl_api import openapi
 from pearl_api.openapi_page import html_page
 from pearl_api.wire import loans as wire  # noqa: TC001 - FastAPI reads annotations
 from pearl_api.wire.worker import Problem
-from pearl_operator.errors import Permanent, RetryAfter
+from pearl_operator.errors import OperatorError, RetryAfter
 from pearl_operator.loans.limits import Calls
 from pearl_operator.loans.problems import LoanProblem, LoanReason
 
@@ -29,25 +29,35 @@ if TYPE_CHECKING:
 Authorization = Annotated[str, Header()]
 
 
-class _Route(APIRoute):
-    """Turns everything that can go wrong into a `Problem`."""
+def _route_class(refused: Callable[[str], None]) -> type[APIRoute]:
+    """Routes that turn everything that can go wrong into a `Problem`, and count it."""
 
-    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        inner = super().get_route_handler()
+    class Route(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+            inner = super().get_route_handler()
 
-        async def handle(request: Request) -> Response:
-            try:
-                return await inner(request)
-            except LoanProblem as problem:
-                return _problem(problem.status, problem.reason, problem.message, problem.retry_after_seconds)
-            except RequestValidationError as error:
-                return _problem(HTTPStatus.UNPROCESSABLE_ENTITY, LoanReason.INVALID_BODY, _sentence(error))
-            except RetryAfter as error:
-                return _problem(HTTPStatus.SERVICE_UNAVAILABLE, LoanReason.BUSY, str(error), error.seconds)
-            except Permanent as error:
-                return _problem(HTTPStatus.CONFLICT, LoanReason.REFUSED, str(error))
+            async def handle(request: Request) -> Response:
+                try:
+                    return await inner(request)
+                except (LoanProblem, RequestValidationError, OperatorError) as error:
+                    problem = _told(error)
+                    refused(problem.reason)
+                    return _answer(problem)
 
-        return handle
+            return handle
+
+    return Route
+
+
+def _told(error: LoanProblem | RequestValidationError | OperatorError) -> LoanProblem:
+    """What a caller hears of an error."""
+    if isinstance(error, LoanProblem):
+        return error
+    if isinstance(error, RequestValidationError):
+        return LoanProblem(LoanReason.INVALID_BODY, _sentence(error))
+    if isinstance(error, RetryAfter):
+        return LoanProblem(LoanReason.BUSY, str(error), HTTPStatus.SERVICE_UNAVAILABLE, error.seconds)
+    return LoanProblem(LoanReason.REFUSED, str(error), HTTPStatus.CONFLICT)
 
 
 def _sentence(error: RequestValidationError) -> str:
@@ -61,10 +71,11 @@ def _sentence(error: RequestValidationError) -> str:
     return f"{where}: {first['msg']}{sent}; /v1/loans/openapi.json describes every field"
 
 
-def _problem(status: HTTPStatus, reason: str, message: str, retry_after: float | None = None) -> Response:
-    body = Problem(error=reason, message=message, retry_after_seconds=retry_after)
-    headers = {"Retry-After": str(max(math.ceil(retry_after), 1))} if retry_after is not None else {}
-    return JSONResponse(body.model_dump(mode="json", by_alias=True), status_code=status, headers=headers)
+def _answer(problem: LoanProblem) -> Response:
+    wait = problem.retry_after_seconds
+    body = Problem(error=problem.reason, message=problem.message, retry_after_seconds=wait)
+    headers = {} if wait is None else {"Retry-After": str(max(math.ceil(wait), 1))}
+    return JSONResponse(body.model_dump(mode="json", by_alias=True), status_code=problem.status, headers=headers)
 
 
 def bearer(header: str) -> str:
@@ -75,7 +86,7 @@ def bearer(header: str) -> str:
 
 def router(service: LoanService) -> APIRouter:
     """The routes; mount them on the operator's web application."""
-    routes = APIRouter(route_class=_Route)
+    routes = APIRouter(route_class=_route_class(service.refused))
     _add_description(routes)
     _add_registration(routes, service)
     _add_calls(routes, service, "/v1/loans", group=False)

@@ -79,6 +79,10 @@ class LoanService:
         """All series about loans."""
         return self._world.metrics.registry
 
+    def refused(self, reason: str) -> None:
+        """Counts a call of the API that was refused."""
+        self._world.metrics.refused(reason)
+
     def router(self) -> APIRouter:
         """The loan API over HTTP."""
         return api.router(self)

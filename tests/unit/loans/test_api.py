@@ -159,6 +159,8 @@ async def test_a_caller_in_a_loop_is_told_when_to_try_again(cluster: LoanCluster
     status, error, message = said(answers[-1])
     assert (status, error, answers[-1].headers["Retry-After"]) == (429, "TooManyCalls", "1")
     assert "in a loop" in message
+    metrics = cluster.service.metrics
+    assert metrics.get_sample_value("pearl_loan_calls_refused_total", {"reason": "TooManyCalls"}) == 1
     # The trainer may still see and end things.
     assert (await call(cluster, "GET", "/v1/loans/ml/trainer-0", token=loan["token"])).status_code == 200
 
