@@ -36,6 +36,8 @@ log = logging.getLogger("pearl_trainer")
 
 OFFER_SECONDS = 2.0
 """Between two offers while the trainer waits and the last one was refused."""
+COOLING_DOWN = "CoolingDown"
+"""A refusal that ends by itself within a second or so: the next heartbeat offers again."""
 NOT_FOUND = 404
 
 
@@ -161,10 +163,13 @@ class LoanCore:
             return LendResult(granted=False, reason="NotEnrolled", message=self._last_warning)
         message = LendRequest(self._new_id(), self._cap_seconds, self._lease.epoch, self._identity.members)
         try:
-            return (yield from self._ask(self._api.lend(message), ticket))
+            result = yield from self._ask(self._api.lend(message), ticket)
         finally:
             self._lease.asked()
             self._next_offer = self._clock() + OFFER_SECONDS
+        if result.reason == COOLING_DOWN:
+            self._next_offer = self._clock()
+        return result
 
     def _ask(self, request: Request, ticket: int) -> Flow[LendResult]:
         try:

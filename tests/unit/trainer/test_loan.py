@@ -244,6 +244,15 @@ async def test_refused_offers_are_repeated_until_the_trainer_wants_its_gpus(
     await loan.close()
 
 
+async def test_a_cool_down_is_waited_for_by_the_heartbeat_and_no_longer(client: AsyncPearlClient, pearl: Pearl) -> None:
+    pearl.grants, pearl.reason = False, "CoolingDown"
+    loan = await client.register(rollout="swe")
+    pearl.grants = True
+    await asyncio.sleep(1.1)
+    assert loan.lent
+    await loan.close()
+
+
 async def test_a_lease_that_lapsed_is_offered_again(client: AsyncPearlClient, pearl: Pearl) -> None:
     loan = await client.register(rollout="swe")
     for agent in pearl.agents:
