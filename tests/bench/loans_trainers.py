@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import uvicorn
 from fake_borrower import GIB, BorrowerPod, FakeEngine
 
@@ -199,7 +200,9 @@ def trainers(sets: int, operator_url: str, root: Path, times: Times, seed: int) 
     for number in range(sets):
         name = f"trainer-{number}"
         (root / name).write_text(name)
-        client = AsyncPearlClient(Settings(operator_url, str(root / name)), probe=MemoryProbe(lambda: None))
+        network = httpx2.AsyncHTTPTransport(verify=False)
+        settings = Settings(operator_url, str(root / name))
+        client = AsyncPearlClient(settings, transport=network, probe=MemoryProbe(lambda: None))
         made[name] = Trainer(name, client, times, random.Random(seed * 1000 + number))
     return made
 

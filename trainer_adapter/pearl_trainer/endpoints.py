@@ -47,9 +47,9 @@ class LoanApi:
         """Tells how a reclaim ended."""
         return self._request("POST", "/reclaimed", message.to_wire(), NOTICE_SECONDS)
 
-    def view(self) -> Request:
+    def view(self, within_seconds: float = NOTICE_SECONDS) -> Request:
         """Asks what is recorded, and which borrower pods exist."""
-        return self._request("GET", "", None, NOTICE_SECONDS)
+        return self._request("GET", "", None, min(within_seconds, NOTICE_SECONDS))
 
     def deregister(self) -> Request:
         """Ends the enrolment."""

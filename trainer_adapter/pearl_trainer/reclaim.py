@@ -107,7 +107,7 @@ class Reclaim:
                 # The pod's owner takes back whatever is in force, so a higher epoch than expected is fenced too.
                 epoch += isinstance(outcome, Reply) and outcome.status == HTTPStatus.CONFLICT
             tries += 1
-            if (agent.url is None or tries > 1) and (yield from self._gone(agent)):
+            if (agent.url is None or tries > 1) and (yield from self._gone(agent, deadline)):
                 return _Taken(agent, free=True, epoch=epoch, via="podGone")
             if self.clock() >= self.lease.over_at(agent.uid, started) and self.probe.free():
                 return _Taken(agent, free=True, epoch=epoch, via="lease")
@@ -119,7 +119,7 @@ class Reclaim:
         agent, epoch = UNHEARD, self.held.epoch
         known = {one.uid for one in self.held.agents}
         while self.clock() < started + within:
-            view = yield from self._view()
+            view = yield from self._view(started + within)
             if view is not None:
                 new = [one for one in view.agents if one.uid not in known]
                 taken: list[_Taken] = yield Together(tuple(self._take(one, started, within) for one in new))
@@ -133,14 +133,17 @@ class Reclaim:
         why = "an offer was not answered, and the operator does not say which borrowers exist"
         return _Taken(agent, free=False, epoch=epoch, why=why)
 
-    def _gone(self, agent: AgentEndpoint) -> Flow[bool]:
+    def _gone(self, agent: AgentEndpoint, deadline: float) -> Flow[bool]:
         """Whether the operator knows that this very pod no longer exists, hence holds no GPU."""
-        view = yield from self._view()
+        view = yield from self._view(deadline)
         return view is not None and agent.uid not in {other.uid for other in view.agents}
 
-    def _view(self) -> Flow[LoanView | None]:
-        """What the operator has recorded; None where it does not answer."""
-        outcome = yield Send(self.api.view())
+    def _view(self, deadline: float) -> Flow[LoanView | None]:
+        """What the operator has recorded; None where it does not answer before the deadline."""
+        remaining = deadline - self.clock()
+        if remaining <= 0:
+            return None
+        outcome = yield Send(self.api.view(remaining))
         if not isinstance(outcome, Reply) or outcome.status != HTTPStatus.OK:
             return None
         try:

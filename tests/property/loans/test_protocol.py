@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from recorder import BASE, TTL_SECONDS, Operator
+from recorder import BASE, Operator
 
 from pearl_trainer.core import Identity, LoanCore
 from pearl_trainer.errors import NotReturned
@@ -48,8 +48,6 @@ FAULTS = (
     "slow engine",
     "stuck engine",
 )
-LEASE_AND_KILL_SECONDS = TTL_SECONDS + 10.0
-"""After the last renewal an engine is gone by then, whatever happens."""
 LATE_SECONDS = 0.2
 
 
@@ -254,7 +252,7 @@ class Protocol(RuleBasedStateMachine):
         self.training = False
         for agent in self.agents.values():
             agent.gpu.trainer = 0
-        self.unaware, self.unaware_until = True, self.now + LEASE_AND_KILL_SECONDS
+        self.unaware, self.unaware_until = True, max(agent.held_until for agent in self.agents.values())
         self.boot()
         self.settle()
 
@@ -303,6 +301,20 @@ def test_the_protocol_holds() -> None:
 @pytest.mark.slow
 def test_the_protocol_holds_in_long_runs() -> None:
     run_state_machine_as_test(Protocol, settings=MANY)  # type: ignore[no-untyped-call]
+
+
+def test_a_reclaim_ends_on_time_where_nobody_answers_at_all() -> None:
+    one = Protocol()
+    one.begin(enrolled=True)
+    one.lend()
+    one.all_arrive()
+    one.agents["b0"].reachable = False
+    one.reclaim(within=3.0)
+    one.time_passes(seconds=2.5, flows=True)
+    one.time_passes(seconds=1.0, flows=False)  # the last question to the operator is never answered
+    assert one.reclaiming is None
+    assert not one.training
+    one.teardown()
 
 
 def no_fence(self: Fence, epoch: int, ttl_seconds: float, now: float) -> Fence:
