@@ -126,7 +126,7 @@ def write_page(measured: Measured, folder: Path) -> None:
     """`loans.md` with `loans.png` and `loans.svg`."""
     plot(measured, folder)
     table = "\n".join(f"| {what} | {found} | {target} |" for what, found, target in rows(measured))
-    (folder / "loans.md").write_text(TEXT.format(table=table))
+    (folder / "loans.md").write_text(TEXT.format(table=table, sets=measured.sets))
 
 
 def plot(measured: Measured, folder: Path) -> None:
@@ -151,7 +151,7 @@ def plot(measured: Measured, folder: Path) -> None:
         figure.savefig(folder / f"loans.{kind}", dpi=PNG_DOTS_PER_INCH, metadata=metadata)
 
 
-TEXT = """# The loan protocol with 100 GPU sets churning
+TEXT = """# The loan protocol with {sets} GPU sets churning
 
 Each GPU set is a trainer with the real SDK, a borrower pod with the real worker agent, and an emulated engine. All of
 them lend, serve for 2 to 8 s, take their GPU back and train for 1.5 to 4 s, again and again. The operator is the real
@@ -172,7 +172,7 @@ answer: the planner's rule, the write of the new epoch, and the agents' acceptan
 which trainer and engine had the same GPU, *not returned* every `NotReturned`.
 
 All SDKs and agents share one core and the operator has another; on a cluster each trainer and each agent has its own.
-What is measured is therefore the protocol plus the queueing of 100 of each on one core, and of whatever else the
+What is measured is therefore the protocol plus the queueing of {sets} of each on one core, and of whatever else the
 machine does: `load before` above the number of cores means that it was shared.
 
 ![How overheads and grants are spread, and the overhead over time](loans.png)
