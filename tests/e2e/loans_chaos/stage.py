@@ -1,0 +1,72 @@
+"""Puts PEARL, a fleet and the scene on a cluster."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loans_chaos.emulated import engine_folder
+from loans_chaos.scene import Scene, forget_weights
+from pearl_dev import binaries
+from pearl_dev.cluster import Wanted, down, up
+from pearl_dev.fleet import Api, Fleet
+from pearl_dev.handle import attach, find
+from pearl_dev.product import NAMESPACE, install, prepare
+from pearl_dev.progress import Progress
+from pearl_dev.settings import from_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pearl_dev.handle import Cluster
+
+QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart.yaml"
+RESERVED = 2
+
+
+@contextmanager
+def cluster(name: str, progress: Progress) -> Iterator[Cluster]:
+    """The cluster of that name, or one that is there only for now."""
+    settings = from_environment()
+    if find(settings, name) is not None:
+        yield attach(settings, name, binaries.ensure(settings, progress))
+        return
+    made = up(settings, Wanted(name=name, monitoring=False), progress)
+    try:
+        yield made
+    finally:
+        down(settings, name, progress)
+
+
+@contextmanager
+def stage(running: Cluster, *, real: bool, seed: int, group: bool = False) -> Iterator[Scene]:
+    """The quickstart rollout with two workers of its own, a trainer and light load.
+
+    `real`: with real vLLM. Else with emulated engines behind the same agents and the same guard.
+    """
+    progress = Progress()
+    artifacts = prepare(from_environment(), progress)
+    if not real:
+        artifacts = replace(artifacts, engine=engine_folder(running.paths.root / "volumes" / "emulated"))
+    installation = install(running, artifacts, progress)
+    api = Api(running.kubeconfig)
+    manifest = installation.manifest(QUICKSTART.read_text())
+    manifest["metadata"]["namespace"] = NAMESPACE
+    manifest["spec"]["capacity"]["reserved"]["gpus"] = RESERVED
+    forget_weights(installation, manifest["metadata"]["name"])
+    fleet = Fleet(api, NAMESPACE, manifest["metadata"]["name"])
+    fleet.apply(manifest)
+    fleet.patch({"mode": "Colocated", "ratio": None})
+    try:
+        fleet.wait_ready(RESERVED, seconds=600)
+        scene = Scene(installation, fleet, turns_per_second=0.7, seed=seed, group=group)
+        try:
+            yield scene.open()
+        finally:
+            scene.load.stop()
+    finally:
+        api.delete(fleet.path)
+        fleet.close()
+        api.close()
