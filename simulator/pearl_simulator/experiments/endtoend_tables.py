@@ -20,6 +20,8 @@ BOUND_WORKLOADS = ("environment-bound", "trainer-bound")
 CLAIRVOYANT = "clairvoyant"
 """The best of everything that was tried in a cell, chosen afterwards."""
 LINES = (*(policy.label for policy in POLICIES if policy.label != "schedule"), CLAIRVOYANT, FREE, STRICT)
+NOT_DRAWN = ("roll", CLAIRVOYANT, STRICT)
+"""Of `LINES`: the unit of the plot, the best of the others once more, and what is far above all of them."""
 
 
 def tables(found: Rows) -> tuple[Table, ...]:
@@ -125,7 +127,7 @@ def plots(found: Rows) -> tuple[Plot, ...]:
     made = []
     for calibration in CALIBRATIONS:
         where = cells(calibration)
-        labels = [label for label in LINES if label != "roll" and found.has(where[0].key, label)]
+        labels = [label for label in LINES if label not in NOT_DRAWN and found.has(where[0].key, label)]
         series = tuple(_series(label, [_ratio(found, cell, label, "roll") for cell in where]) for label in labels)
         made.append(
             Plot(
