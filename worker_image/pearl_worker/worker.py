@@ -223,7 +223,7 @@ class Worker:
             Step.SLEEP: lambda: self.engine.sleep(self._drain_by - now()),
             Step.VACATE: self._vacate,
             Step.RESTART: self._kill,
-            Step.STOP: lambda: self.engine.stop(self._settings.drain_seconds),
+            Step.STOP: lambda: self.engine.stop(self._stop_seconds()),
         }
         await work[step]()
 
@@ -314,6 +314,11 @@ class Worker:
             restart=self._restart,
             may_start=now() >= self._start_after,
         )
+
+    def _stop_seconds(self) -> float:
+        """To drain before the end; what is lent is not held longer than its lease."""
+        seconds = self._settings.drain_seconds
+        return min(seconds, self.loan.ttl_seconds(now()) or 0.0) if self.loan else seconds
 
     def _expire_grant(self) -> None:
         if self.loan:

@@ -266,6 +266,18 @@ async def test_a_reclaim_while_the_engine_wakes_never_believes_that_it_stays_asl
     assert len(world.engines) == 2
 
 
+async def test_a_borrower_that_is_stopped_holds_the_device_no_longer_than_its_lease(make_world: Any, run: Any) -> None:
+    world = make_world(borrowed=True, drain_seconds=5000.0)
+    running = run(world.worker)
+    grant(world, 1, ttl_seconds=200.0)
+    await world.until(WorkerPhase.READY)
+    world.engine.in_flight = 3
+    stopped_at = world.now()
+    world.worker.stop()
+    await running
+    assert world.now() - stopped_at < 210.0
+
+
 async def test_a_reclaim_during_a_drain_aborts_at_once(make_world: Any, run: Any) -> None:
     world = make_world(borrowed=True)
     run(world.worker)
