@@ -143,6 +143,6 @@ class MemoryProbe:
     def free(self) -> bool | None:
         """Whether memory is back near the baseline; None = cannot tell."""
         now = self._read()
-        if now is None or self._baseline is None:
+        if now is None or self._baseline is None or len(now) != len(self._baseline):
             return None
         return all(used <= before + TOLERANCE_BYTES for used, before in zip(now, self._baseline))

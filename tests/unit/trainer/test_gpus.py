@@ -53,5 +53,7 @@ def test_memory_is_free_near_its_baseline_and_unknown_without_one() -> None:
     assert probe.free() is True
     used[0] = (5, 6 + TOLERANCE_BYTES)
     assert probe.free() is False
+    used[0] = (5,)  # one of them cannot be read any more
+    assert probe.free() is None
     used[0] = None
     assert probe.free() is None
