@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--break-rate", type=float, default=0.01, help="share of games whose sandbox breaks")
     parser.add_argument("--epochs", type=int, default=4, help="passes over each batch")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--patience", type=float, default=150.0, help="seconds until a borrower must have served")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds until a borrower must have served")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     recipe = Recipe(options.model, learning_rate=options.learning_rate, epochs=options.epochs, seed=options.seed)
