@@ -60,7 +60,8 @@ def gpu(axes: Axes, spans: Sequence[Span]) -> None:
     """What the trainer's GPU did."""
     for use, color in USES.items():
         bars = [(span.start, span.end - span.start) for span in spans if span.use is use]
-        axes.broken_barh(bars, (0, 1), color=color, label=use)
+        edge = 1.5 if use is Use.TRAINING else 0.0  # an update of half a second must not vanish among minutes
+        axes.broken_barh(bars, (0, 1), color=color, linewidth=edge, label=use, zorder=2 + edge)
     axes.set_yticks([0.5], ["trainer's GPU"])
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4, fontsize=8, frameon=False)
 
