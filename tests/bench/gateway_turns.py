@@ -14,6 +14,7 @@ import aiohttp
 from gateway_processes import SESSION_HEADER
 
 from pearl_api.wire.gateway import HEADER_STEP, HEADER_TRAJECTORY, HEADER_TURN
+from pearl_gateway.load.stream import StreamError, joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +101,7 @@ class Load:
         async with slots:
             try:
                 await self._trajectory(number)
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, StreamError) as error:
                 self.measured.problems.append(f"{self._shape.name} {number}: {error!r}")
 
     async def _trajectory(self, number: int) -> None:
@@ -135,7 +136,8 @@ class Load:
             seen = time.monotonic() - started
             content = first + await response.read()
         lasted = time.monotonic() - started
-        answer = streamed_tokens(content) if self._shape.stream else json.loads(content)["choices"][0]["token_ids"]
+        whole = joined(content.decode()) if self._shape.stream else json.loads(content)
+        answer = whole["choices"][0]["token_ids"]
         if len(answer) != self._shape.answer_tokens:
             raise ValueError(f"turn {turn} has {len(answer)} tokens, not {self._shape.answer_tokens}")
         self.measured.turn_seconds.append(lasted)
@@ -143,21 +145,3 @@ class Load:
         self.measured.tokens += len(answer)
         self._tell(self.measured)
         return list(answer)
-
-
-def streamed_tokens(content: bytes) -> list[int]:
-    """Token ids of all events of a stream.
-
-    Raises:
-        ValueError: an event tells an error.
-    """
-    tokens: list[int] = []
-    for line in content.split(b"\n"):
-        if not line.startswith(b"data: ") or line == b"data: [DONE]":
-            continue
-        event = json.loads(line[6:])
-        if "choices" not in event:
-            raise ValueError(f"the stream ends with {event}")
-        for choice in event["choices"]:
-            tokens += choice["token_ids"]
-    return tokens

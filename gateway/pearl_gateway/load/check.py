@@ -45,14 +45,15 @@ class Reference:
 
 
 async def check_all(reference: Reference, progress: Progress) -> None:
-    """Check all turns played by token ids; `progress.wrong` names those that differ and where."""
+    """Check all turns; `progress.wrong` names those that differ and where."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def one(played: Played) -> None:
-        if played.prompt is None:
-            return
+        prompt = played.prompt or progress.prompts.get((played.trajectory, played.turn))
+        if prompt is None:
+            return  # its log was wrong, which is already told
         async with slots:
-            expected = await reference.answer(played.prompt, len(played.token_ids))
+            expected = await reference.answer(prompt, len(played.token_ids))
         progress.checked += 1
         if expected != played.token_ids:
             pairs = zip(expected, played.token_ids, strict=False)

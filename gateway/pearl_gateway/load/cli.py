@@ -16,14 +16,15 @@ from pearl_gateway.load.client import LoadError
 from pearl_gateway.load.live import show
 from pearl_gateway.load.replay import Style
 from pearl_gateway.load.run import LoadSpec, prepare, run_load
+from pearl_gateway.load.synthetic import Synthetic
 
 
 def main() -> int:
     """Exit code 0: everything finished and nothing differs; 1: something did not; 2: it could not start."""
     options = _parser().parse_args()
     console = Console(stderr=True)
-    spec = _spec(options)
     try:
+        spec = _spec(options)
         prepared = prepare(spec)
     except ValueError as error:
         console.print(f"[red]pearl-load: {error}[/red]")
@@ -58,12 +59,15 @@ def _spec(options: argparse.Namespace) -> LoadSpec:
         temperature=options.temperature,
         time_scale=options.time_scale,
         concurrency=options.concurrency,
+        rate=options.rate,
+        stream=options.stream,
         permits=not options.no_permits,
     )
     return LoadSpec(
         url=options.url,
         run=options.run or f"load-{int(time.time())}",
         sessions=options.sessions,
+        synthetic=_synthetic(options),
         token=token,
         model=options.model,
         step=options.step,
@@ -82,6 +86,20 @@ def _spec(options: argparse.Namespace) -> LoadSpec:
     )
 
 
+def _synthetic(options: argparse.Namespace) -> Synthetic | None:
+    if options.synthetic is None:
+        return None
+    return Synthetic(
+        sessions=options.synthetic,
+        turns=options.turns,
+        prompt_tokens=options.prompt_tokens,
+        response_tokens=options.response_tokens,
+        tool_tokens=options.tool_tokens,
+        tool_seconds=options.tool_seconds,
+        spread=options.spread,
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pearl-load", description="Replay recorded agent sessions against a gateway.")
     add = parser.add_argument
@@ -91,10 +109,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", help="served model name")
     add("--sessions", default="trie_office_work_first8", help="a shipped recording or a path")
     add("--path", choices=("tokens", "completions", "chat"), default="tokens", help="how turns are asked for")
+    add("--stream", action="store_true", help="stream the answers, which measures the first token too")
+    made = parser.add_argument_group("sessions that are made up instead, log-normal around these means")
+    made.add_argument("--synthetic", type=int, metavar="N", help="so many sessions, instead of a recording")
+    made.add_argument("--turns", type=float, default=6.0, help="turns of a session")
+    made.add_argument("--prompt-tokens", type=float, default=500.0)
+    made.add_argument("--response-tokens", type=float, default=100.0)
+    made.add_argument("--tool-tokens", type=float, default=200.0, help="what a tool adds to the context")
+    made.add_argument("--tool-seconds", type=float, default=1.0, help="how long a tool takes")
+    made.add_argument("--spread", type=float, default=0.7, help="σ of the logarithm; 0 = all alike")
     add("--groups", type=int, default=4, help="groups of one batch")
     add("--group-size", type=int, default=4, help="trajectories of one group")
     add("--step", type=int, default=0, help="step of the batch; new for every run on one gateway")
-    add("--concurrency", type=int, default=64, help="trajectories at once")
+    add("--concurrency", type=int, default=64, help="closed loop: trajectories at once")
+    add("--rate", type=_rate, help="open loop: groups that arrive per second, whatever has become of earlier ones")
     add("--context", type=int, default=2048, help="the model's context in tokens")
     add("--vocabulary", type=int, default=256, help="token ids are drawn from below this")
     add("--most-turns", type=int, help="cut sessions after this many turns")
@@ -110,6 +138,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--give-up-seconds", type=float, default=600.0, help="how long one request is repeated")
     add("--json", help="write the summary here instead of standard output")
     return parser
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not rate > 0:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0 groups per second")
+    return rate
 
 
 if __name__ == "__main__":

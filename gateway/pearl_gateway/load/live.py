@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 from rich.table import Table
 
+from pearl_gateway.load.report import percentile
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pearl_gateway.load.replay import Progress
 
 _EVERY_SECONDS = 0.5
+_RECENT = 200
+"""Turns whose times are shown."""
 
 
 def progress_table(progress: Progress, now: float) -> Table:
@@ -24,6 +28,10 @@ def progress_table(progress: Progress, now: float) -> Table:
     table.add_row("trajectories", f"{progress.finished} of {progress.trajectories}, {progress.running} running")
     table.add_row("turns", f"{len(progress.played)} of {progress.turns}, {progress.waiting_for_tools} in a tool")
     table.add_row("tokens", f"{progress.generated_tokens}, {progress.generated_tokens / seconds:.0f} per second")
+    recent = sorted(one.seconds for one in progress.played[-_RECENT:])
+    if recent:
+        middle, tail = (percentile(recent, percent) or 0.0 for percent in (50, 99))
+        table.add_row(f"last {len(recent)} turns", f"{middle:.3f} s median, {tail:.3f} s p99")
     table.add_row("repeated", str(progress.repeats))
     table.add_row("failed", str(len(progress.failed)))
     if progress.checked:

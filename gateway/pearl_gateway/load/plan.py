@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ class Group:
 
     name: str
     members: tuple[Work, ...]
+
+
+def arrivals(count: int, per_second: float, seed: str) -> list[float]:
+    """Seconds from the start at which groups arrive when nobody waits for anybody: a Poisson process."""
+    draw = random.Random(f"{seed}/arrivals")  # noqa: S311 - repeatable on purpose
+    return list(accumulate(draw.expovariate(per_second) for _ in range(count)))
 
 
 def plan_groups(  # noqa: PLR0913 - one call, all by name

@@ -26,6 +26,11 @@ class Summary:
     duration_seconds: float
     turn_seconds_p50: float | None
     turn_seconds_p99: float | None
+    first_seconds_p50: float | None
+    """Until the first bytes of a streamed answer; None without --stream."""
+    first_seconds_p99: float | None
+    admission_seconds_p99: float | None
+    """Longest of 99 % of the groups' waits to be admitted; None without permits."""
     tokens_per_second: float
     turns_per_second: float
     token_factor: float
@@ -48,6 +53,7 @@ class Summary:
 def summarise(progress: Progress, duration_seconds: float, *, token_factor: float, time_scale: float) -> Summary:
     """The summary of a replay that is over."""
     seconds = sorted(one.seconds for one in progress.played)
+    firsts = sorted(one.first_seconds for one in progress.played if one.first_seconds is not None)
     versions = {span["version"] for one in progress.played for span in one.versions if span["version"] is not None}
     return Summary(
         trajectories=progress.trajectories,
@@ -60,6 +66,9 @@ def summarise(progress: Progress, duration_seconds: float, *, token_factor: floa
         duration_seconds=duration_seconds,
         turn_seconds_p50=percentile(seconds, 50),
         turn_seconds_p99=percentile(seconds, 99),
+        first_seconds_p50=percentile(firsts, 50),
+        first_seconds_p99=percentile(firsts, 99),
+        admission_seconds_p99=percentile(sorted(progress.admission_seconds), 99),
         tokens_per_second=progress.generated_tokens / duration_seconds,
         turns_per_second=len(progress.played) / duration_seconds,
         token_factor=token_factor,

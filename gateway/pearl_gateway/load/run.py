@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -16,6 +16,7 @@ from pearl_gateway.load.plan import Group, plan_groups
 from pearl_gateway.load.replay import Progress, Replay, Style
 from pearl_gateway.load.report import Summary, summarise
 from pearl_gateway.load.sessions import read_sessions, scale, shipped
+from pearl_gateway.load.synthetic import Synthetic, synthetic_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -30,6 +31,8 @@ class LoadSpec:
     run: str
     """Prefix of all names; must be new to the gateway."""
     sessions: str = "trie_office_work_first8"
+    synthetic: Synthetic | None = None
+    """Made-up sessions instead of recorded ones."""
     token: str | None = None
     model: str | None = None
     step: int = 0
@@ -66,8 +69,9 @@ def prepare(spec: LoadSpec) -> Prepared:
     Raises:
         ValueError: no such recording, or one that cannot be read.
     """
+    made = spec.synthetic
     sessions, factor = scale(
-        read_sessions(shipped(spec.sessions)),
+        read_sessions(shipped(spec.sessions)) if made is None else synthetic_sessions(made, spec.seed),
         spec.context,
         response_factor=spec.response_factor,
         input_factor=spec.input_factor,
@@ -98,11 +102,14 @@ async def run_load(
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        client = GatewayClient(session, spec.url, spec.token, spec.model, spec.give_up_seconds)
+        style = replace(spec.style, check_log=spec.style.check_log or spec.reference is not None)
+        client = GatewayClient(
+            session, spec.url, spec.token, spec.model, spec.give_up_seconds, stream=spec.style.stream
+        )
         shown = asyncio.ensure_future(view(progress)) if view is not None else None
         try:
             progress.started_at = time.monotonic()
-            await Replay(client, spec.style, progress).run(spec.step, prepared.groups)
+            await Replay(client, style, progress, spec.seed).run(spec.step, prepared.groups)
             duration = time.monotonic() - progress.started_at
             if spec.reference is not None:
                 await check_all(Reference(session, spec.reference, spec.reference_token), progress)

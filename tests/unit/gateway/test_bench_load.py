@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from gateway_cells import LONG, PACED, SHORT, THROUGHPUT, Cell
 from gateway_page import Result, write_page
-from gateway_turns import Measured, Shape, streamed_tokens
+from gateway_turns import Measured, Shape
 
 
 def run(*turn_seconds: float, tokens: int = 0, cpu: float | None = None) -> Measured:
@@ -98,14 +98,6 @@ def test_the_page_has_every_cell_and_its_plots(tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {f"gateway-{plot}.{kind}" for plot in ("latency", "throughput") for kind in ("png", "svg")}
     assert "answers" not in json.dumps(result.as_dict()["cells"])
-
-
-def test_an_error_at_the_end_of_a_stream_is_no_answer() -> None:
-    events = [{"choices": [{"token_ids": [1, 2]}]}, {"choices": [{"token_ids": [3]}]}]
-    stream = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in events)
-    assert streamed_tokens(stream + b"data: [DONE]\n\n") == [1, 2, 3]
-    with pytest.raises(ValueError, match="no worker"):
-        streamed_tokens(stream + b'data: {"error": {"message": "no worker"}}\n\n')
 
 
 def test_a_scaled_shape_is_still_its_cell() -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pearl_gateway.load.plan import plan_groups
+from pearl_gateway.load.log import logged_turns
+from pearl_gateway.load.plan import arrivals, plan_groups
 from pearl_gateway.load.replay import Style
 from pearl_gateway.load.report import percentile
 from pearl_gateway.load.run import LoadSpec, prepare, run_load
 from pearl_gateway.load.sessions import RecordedTurn, Session, read_sessions, scale, shipped
+from pearl_gateway.load.stream import StreamError, joined
+from pearl_gateway.load.synthetic import Synthetic, synthetic_sessions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Bench
+    from pearl_gateway.load.replay import Path as Path_
 
 TOKEN = "secret"  # noqa: S105 - of the test's own gateway
 SESSION = Session(100, (RecordedTurn(10, 50, 2.0), RecordedTurn(40, 0, 0.0)))
@@ -79,8 +83,11 @@ def recording(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("path", ["tokens", "completions", "chat"])
-async def test_replay_finishes_everything_although_a_worker_dies(bench: Bench, recording: str, path: str) -> None:
+async def test_replay_finishes_everything_although_a_worker_dies(
+    bench: Bench, recording: str, path: Path_, *, stream: bool
+) -> None:
     await bench.engine(stop_after=2)
     reference = await bench.engine()
     async with bench.served() as url:
@@ -91,14 +98,15 @@ async def test_replay_finishes_everything_although_a_worker_dies(bench: Bench, r
             sessions=recording,
             groups=2,
             group_size=2,
-            style=Style(path=path, concurrency=3),
+            style=Style(path=path, concurrency=3, stream=stream),
             reference=reference.url,
         )
         prepared = prepare(spec)
         summary = await run_load(spec, prepared, prepared.progress())
     assert (summary.finished, summary.turns, summary.generated_tokens, summary.wrong) == (4, 8, 28, 0)
-    assert summary.checked == (8 if path == "tokens" else 0)
+    assert summary.checked == 8
     assert summary.good
+    assert (summary.first_seconds_p50 is not None) == stream
     progress = await bench.client.get("/v1/batches/0")
     assert (progress.json()["completeGroups"], progress.json()["closed"]) == (2, True)
 
@@ -124,3 +132,92 @@ async def test_refusals_for_good_fail_the_trajectory_loudly(bench: Bench, record
         summary = await run_load(spec, prepared, prepared.progress())
     assert (summary.finished, summary.failed) == (0, 1)
     assert "bad token" in summary.problems[0]
+
+
+def test_made_up_sessions_are_repeatable_and_lie_around_their_means() -> None:
+    wanted = Synthetic(sessions=400, turns=4, prompt_tokens=300, response_tokens=80, tool_tokens=50, tool_seconds=2)
+    sessions = synthetic_sessions(wanted, "a")
+    assert sessions == synthetic_sessions(wanted, "a")
+    assert sessions != synthetic_sessions(wanted, "b")
+    assert {len(one.turns) for one in sessions} == set(range(1, 8))
+    answers = [turn.response_tokens for one in sessions for turn in one.turns]
+    delays = [turn.tool_seconds for one in sessions for turn in one.turns[:-1]]
+    assert sum(answers) / len(answers) == pytest.approx(80, rel=0.1)
+    assert sum(delays) / len(delays) == pytest.approx(2, rel=0.1)
+    assert all(one.turns[-1].tool_tokens == 0 for one in sessions)
+
+
+def test_made_up_sessions_without_spread_are_what_was_asked_for() -> None:
+    (only,) = synthetic_sessions(Synthetic(1, turns=1, prompt_tokens=300, response_tokens=80, spread=0), "a")
+    assert only == Session(300, (RecordedTurn(80, 0, 0.0),))
+    with pytest.raises(ValueError, match="tool_seconds=-1"):
+        Synthetic(1, tool_seconds=-1)
+
+
+def test_groups_arrive_at_the_rate_that_was_asked_for() -> None:
+    times = arrivals(4000, 20.0, "a")
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(200, rel=0.05)
+
+
+async def test_in_an_open_loop_nobody_waits_for_earlier_ones(bench: Bench, recording: str) -> None:
+    await bench.engine()
+    async with bench.served() as url:
+        # One at a time would take as long as all their tools together: 8 trajectories, 0.4 s each.
+        style = Style(concurrency=1, rate=200.0, time_scale=40.0)
+        spec = LoadSpec(url=url, run="x", token=TOKEN, sessions=recording, groups=8, group_size=1, style=style)
+        prepared = prepare(spec)
+        summary = await run_load(spec, prepared, prepared.progress())
+    assert (summary.finished, summary.turns) == (8, 16)
+    assert summary.duration_seconds < 0.4 * 8
+    assert summary.admission_seconds_p99 is not None
+
+
+def test_the_log_is_read_back_by_turn_although_a_context_was_broken_and_a_worker_lost() -> None:
+    segments = [
+        {"turn": 0, "start": 2, "end": 3, "reason": "workerLost"},
+        {"turn": 0, "start": 3, "end": 4, "reason": "complete"},
+        {"turn": 1, "start": 5, "end": 6, "reason": "complete"},
+        {"turn": 2, "start": 6, "end": 8, "reason": "prefixBroken"},
+        {"turn": 2, "start": 8, "end": 9, "reason": "complete"},
+    ]
+    turns = logged_turns({"tokenIds": [10, 11, 12, 13, 14, 15, 20, 21, 22], "segments": segments})
+    assert [(one.prompt, one.token_ids) for one in turns.values()] == [
+        ([10, 11], [12, 13]),
+        ([10, 11, 12, 13, 14], [15]),
+        ([20, 21], [22]),
+    ]
+
+
+async def test_a_log_that_differs_from_what_was_received_is_told(
+    bench: Bench, recording: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.engine()
+    reference = await bench.engine()
+    true_export = bench.gateway.export
+
+    def wrong_export(name: str) -> Any:
+        export = true_export(name)
+        assert export is not None
+        return export.model_copy(update={"token_ids": [*export.token_ids[:-1], 9]})
+
+    monkeypatch.setattr(bench.gateway, "export", wrong_export)
+    async with bench.served() as url:
+        one = {"groups": 1, "group_size": 1, "reference": reference.url}
+        spec = LoadSpec(url=url, run="x", token=TOKEN, sessions=recording, **one)
+        prepared = prepare(spec)
+        summary = await run_load(spec, prepared, prepared.progress())
+    assert summary.problems == ["x-g0-m0 turn 1: differs from the gateway's own log"]
+
+
+def test_a_stream_that_ends_early_is_no_answer() -> None:
+    first = 'data: {"choices": [{"token_ids": [1], "delta": {"content": "a"}}]}\n\n'
+    last = 'data: {"choices": [{"token_ids": [2], "delta": {"content": "b"}, "finish_reason": "length"}]}\n\n'
+    (choice,) = joined(first + last + "data: [DONE]\n\n")["choices"]
+    assert (choice["token_ids"], choice["message"]["content"]) == ([1, 2], "ab")
+    for cut in (first, first + 'data: {"choices": [{"tok'):
+        with pytest.raises(StreamError, match="ends"):
+            joined(cut)
+    with pytest.raises(StreamError) as told:
+        joined(first + 'data: {"error": {"message": "later", "code": 503}}\n\n')
+    assert told.value.status == 503
