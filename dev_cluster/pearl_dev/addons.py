@@ -30,6 +30,11 @@ def fake_gpus(spec: ClusterSpec) -> str:
     return (MANIFESTS / "fakegpu.yaml").read_text().replace("GPUS", str(spec.gpus))
 
 
+def device_class() -> str:
+    """Manifest of the DeviceClass of the DRA driver's fake GPUs."""
+    return (MANIFESTS / "dra.yaml").read_text()
+
+
 def kwok_stages() -> str:
     """What kwok does to its nodes and pods."""
     return (MANIFESTS / "kwok-stages.yaml").read_text()

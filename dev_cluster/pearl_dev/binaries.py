@@ -1,8 +1,8 @@
-"""Builds Kubernetes, CoreDNS, helm, kwok, Prometheus and two small tools of ours from source.
+"""Builds Kubernetes, CoreDNS, helm, kwok, Prometheus, a DRA driver and two small tools of ours from source.
 
 Each Go module under `dev_cluster/go` is built once and kept under
 `CACHE/bin/HASH`, where the hash covers its sources, go.mod, go.sum and the build flags.
-Only the programs are kept, not Go's build cache.
+Only the programs are kept, not Go's build cache; modules that are built together share it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import shutil
 import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pearl_dev.errors import CommandError
 from pearl_dev.go_toolchain import toolchain
+from pearl_dev.packages import find, knows_cdi
 from pearl_dev.settings import SOURCE
 from pearl_dev.shell import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pearl_dev.go_toolchain import Go
     from pearl_dev.progress import Progress, Step
@@ -83,6 +84,12 @@ MODULES = (
         ),
     ),
     Module(
+        "dra",
+        "1 minute on 2 cores",
+        "notest,grpcnotrace",  # as kube, to share what both compile; the driver itself needs Kubernetes 1.36's packages
+        (Program("dra-example-kubeletplugin", "sigs.k8s.io/dra-example-driver/cmd/dra-example-kubeletplugin"),),
+    ),
+    Module(
         "prometheus",
         "2 to 4 minutes on 2 cores",
         "remove_all_sd,enable_kubernetes_sd",
@@ -95,6 +102,23 @@ MODULES = (
         ),
     ),
 )
+
+CONTAINERD = Module(
+    "containerd",
+    "2 to 3 minutes on 2 cores",
+    "notest,grpcnotrace,no_btrfs,no_devmapper,no_zfs",
+    (
+        Program("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
+        Program("containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"),
+        Program("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+    ),
+)
+"""Only where the machine's own containerd is too old to give a container the devices of a ResourceClaim."""
+
+
+def needed() -> tuple[Module, ...]:
+    """What this machine's clusters are made of."""
+    return MODULES if knows_cdi() else (*MODULES, CONTAINERD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +138,20 @@ class Binaries:
                 return folder / name
         raise KeyError(name)
 
+    def or_hosts(self, name: str) -> Path:
+        """Path of a program that the machine may have itself.
+
+        Raises:
+            KeyError: neither has it.
+        """
+        try:
+            return self[name]
+        except KeyError:
+            found = find(name)
+            if found is None:
+                raise
+            return Path(found)
+
     @property
     def path(self) -> str:
         """The folders as for PATH."""
@@ -122,10 +160,11 @@ class Binaries:
 
 def ensure(settings: Settings, progress: Progress) -> Binaries:
     """Programs from the cache; what is not there is built."""
-    folders = {module.folder: settings.binaries / digest(module) for module in MODULES}
+    modules = needed()
+    folders = {module.folder: settings.binaries / digest(module) for module in modules}
     if not all(folder.is_dir() for folder in folders.values()):
         with _only_one(settings.binaries):
-            absent = [module for module in MODULES if not folders[module.folder].is_dir()]
+            absent = [module for module in modules if not folders[module.folder].is_dir()]
             go = toolchain(settings, progress)
             for module in absent:
                 _build_module(go, module, folders[module.folder], progress)

@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     up = verbs.add_parser("up", parents=[common], help="start a cluster; builds what it needs the first time")
     up.add_argument("--nodes", type=int, default=2, help="real nodes (default: 2)")
     up.add_argument("--gpus", type=int, default=4, help="fake nvidia.com/gpu per node (default: 4)")
+    up.add_argument("--dra-gpus", type=int, default=2, help="fake GPUs per node for ResourceClaims (default: 2)")
     up.add_argument("--kwok-nodes", type=int, default=0, help="nodes that exist only in the API (default: 0)")
     up.add_argument("--no-monitoring", action="store_true", help="leave Prometheus out")
     up.add_argument(
@@ -81,7 +82,13 @@ def dispatch(settings: Settings, options: argparse.Namespace, progress: Progress
             cluster.prepare(settings, progress)
         case "up":
             wanted = cluster.Wanted(
-                options.name, options.nodes, options.gpus, options.kwok_nodes, not options.no_monitoring, options.image
+                options.name,
+                options.nodes,
+                options.gpus,
+                options.kwok_nodes,
+                not options.no_monitoring,
+                options.image,
+                options.dra_gpus,
             )
             running = (kind.up if options.kind else cluster.up)(settings, wanted, progress)
             progress.say(f"Cluster {options.name} is up. KUBECONFIG={running.kubeconfig}")

@@ -42,7 +42,8 @@ class Wanted:
     """What `up` is asked for.
 
     Attributes:
-        gpus: fake GPUs per real node.
+        gpus: fake GPUs per real node, as the extended resource nvidia.com/gpu.
+        dra_gpus: further fake GPUs per real node, for ResourceClaims.
         images: image archives to unpack before the nodes start, which is much faster
             than loading them afterwards.
     """
@@ -53,6 +54,7 @@ class Wanted:
     kwok_nodes: int = 0
     monitoring: bool = True
     images: Sequence[Path] = ()
+    dra_gpus: int = 2
 
 
 def prepare(settings: Settings, progress: Progress) -> tuple[Binaries, list[Path]]:
@@ -76,7 +78,7 @@ def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
     if os.geteuid() != 0:
         raise ClusterError("pearl-dev up needs root: it makes network namespaces and mounts")
     built, archives = prepare(settings, progress)
-    root = golden.ensure(settings, [*archives, *wanted.images], progress)
+    root = golden.ensure(settings, built, [*archives, *wanted.images], progress)
     with _lock(settings):
         old = find(settings, wanted.name)
         if old is not None:
@@ -87,7 +89,13 @@ def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
             with progress.step("Remove what a crash left"):
                 _remove(settings, old)
         spec = ClusterSpec(
-            wanted.name, _free_slot(settings), wanted.nodes, wanted.gpus, wanted.kwok_nodes, wanted.monitoring
+            wanted.name,
+            _free_slot(settings),
+            wanted.nodes,
+            wanted.gpus,
+            wanted.kwok_nodes,
+            wanted.monitoring,
+            dra_gpus=wanted.dra_gpus,
         )
         cluster = Cluster(spec, Paths(settings.clusters / spec.name), built, settings)
         try:
@@ -133,6 +141,12 @@ def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
         with progress.step(f"{spec.gpus} fake GPUs per node"):
             wait_until(
                 lambda: _gpus(cluster) == spec.nodes * spec.gpus, what="nvidia.com/gpu allocatable", timeout_seconds=60
+            )
+    if spec.dra_gpus:
+        cluster.apply(addons.device_class())
+        with progress.step(f"{spec.dra_gpus} fake GPUs for ResourceClaims per node"):
+            wait_until(
+                lambda: _published(cluster) == spec.nodes * spec.dra_gpus, what="ResourceSlices", timeout_seconds=60
             )
     if spec.monitoring:
         with progress.step("Prometheus"):
@@ -234,6 +248,11 @@ def _ready_nodes(cluster: Cluster) -> int:
 def _gpus(cluster: Cluster) -> int:
     nodes = cluster.get("nodes", "-l", "type!=kwok")["items"]
     return sum(int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", 0)) for node in nodes)
+
+
+def _published(cluster: Cluster) -> int:
+    slices = cluster.get("resourceslices")["items"]
+    return sum(len(each["spec"].get("devices", ())) for each in slices)
 
 
 @contextmanager

@@ -13,45 +13,44 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pearl_dev.packages import find
 from pearl_dev.shell import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pearl_dev.binaries import Binaries
     from pearl_dev.progress import Progress
     from pearl_dev.settings import Settings
 
 IMPORT = """
 set -eu
-"$1" --config "$2/containerd.toml" >"$2/containerd.log" 2>&1 & daemon=$!
-for _ in $(seq 200); do ctr -a "$2/sock" version >/dev/null 2>&1 && break; sleep 0.1; done
-shift; work=$1; shift
-for archive in "$@"; do ctr -a "$work/sock" -n k8s.io images import "$archive"; done
+"$1" --config "$3/containerd.toml" >"$3/containerd.log" 2>&1 & daemon=$!
+for _ in $(seq 200); do "$2" -a "$3/sock" version >/dev/null 2>&1 && break; sleep 0.1; done
+"$2" -a "$3/sock" -n k8s.io images import "$4"
 kill $daemon; wait $daemon || true
 """
 
 
-def ensure(settings: Settings, archives: Sequence[Path], progress: Progress) -> Path:
+def ensure(settings: Settings, binaries: Binaries, archives: Sequence[Path], progress: Progress) -> Path:
     """A containerd root that holds these image archives.
 
     The archives' names carry their content hash, so the list of names is the key. Each
     longer list starts from the root of the list without its last archive.
     """
-    containerd = str(find("containerd"))
-    key = hashlib.sha256(run([containerd, "--version"]).encode())
+    containerd = binaries.or_hosts("containerd")
+    key = hashlib.sha256(f"{containerd.parent.name} {run([containerd, '--version'])}".encode())
     for archive in archives:
         key.update(archive.name.encode())
     target = settings.cache / "golden" / key.hexdigest()[:16]
     if target.is_dir():
         return target
-    parent = ensure(settings, archives[:-1], progress) if len(archives) > 1 else None
+    parent = ensure(settings, binaries, archives[:-1], progress) if len(archives) > 1 else None
     with progress.step(f"Unpack image {archives[-1].stem}"):
-        _unpack(containerd, parent, archives[-1], target)
+        _unpack(binaries, parent, archives[-1], target)
     return target
 
 
-def _unpack(containerd: str, parent: Path | None, archive: Path, target: Path) -> None:
+def _unpack(binaries: Binaries, parent: Path | None, archive: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=".new-"))
     if parent is not None:
@@ -63,7 +62,7 @@ def _unpack(containerd: str, parent: Path | None, archive: Path, target: Path) -
         )
         run(
             ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", "--kill-child=KILL",
-             "bash", "-c", IMPORT, "golden", containerd, work, archive],
+             "bash", "-c", IMPORT, "golden", binaries.or_hosts("containerd"), binaries.or_hosts("ctr"), work, archive],
         )  # fmt: skip
     fresh.chmod(0o711)
     fresh.rename(target)

@@ -93,7 +93,7 @@ class Cluster:
             return
         for node in self.nodes:
             for archive in archives:
-                argv = node.enter(["ctr", "-n", "k8s.io", "images", "import", "-"])
+                argv = node.enter([str(self.binaries.or_hosts("ctr")), "-n", "k8s.io", "images", "import", "-"])
                 with archive.open("rb") as data:
                     done = subprocess.run(argv, stdin=data, capture_output=True, check=False)
                 if done.returncode != 0:

@@ -127,6 +127,7 @@ class ClusterSpec:
     kwok_nodes: int = 0
     monitoring: bool = True
     kind: bool = False
+    dra_gpus: int = 0
 
     @property
     def addresses(self) -> Addresses:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The first process of a node's process namespace: gives it folders of its own,
 # starts its programs, and reaps what they leave. Killing it ends the whole node.
-# In: NODE NODE_IP FOLDER LOGS KUBECONFIG_FILE GPUS CONTAINERD PATH
+# In: NODE NODE_IP FOLDER LOGS KUBECONFIG_FILE GPUS DRA_GPUS CONTAINERD PATH
 set -eu
 hostname "$NODE"
 mount --make-rprivate /
@@ -23,5 +23,11 @@ kubelet --config "$FOLDER/etc/kubelet.yaml" --kubeconfig "$KUBECONFIG_FILE" --no
   --node-labels nvidia.com/gpu.product=Pretend-GPU --cert-dir "$FOLDER/kubelet/pki" >>"$LOGS/$NODE-kubelet.log" 2>&1 &
 if [ "$GPUS" -gt 0 ]; then
   fakegpu --node "$NODE" --count "$GPUS" --dead "$FOLDER/dead-gpus" >>"$LOGS/$NODE-fakegpu.log" 2>&1 &
+fi
+if [ "$DRA_GPUS" -gt 0 ]; then
+  mkdir -p /var/lib/kubelet/plugins /var/lib/kubelet/plugins_registry
+  # It ends when it starts before its node is registered.
+  while ! NODE_NAME="$NODE" dra-example-kubeletplugin --num-devices "$DRA_GPUS" --cdi-root "$FOLDER/cdi" \
+    --kubeconfig "$KUBECONFIG_FILE" >>"$LOGS/$NODE-dra.log" 2>&1; do sleep 0.5; done &
 fi
 wait

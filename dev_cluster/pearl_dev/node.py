@@ -1,4 +1,4 @@
-"""One real node: containerd, kubelet, kube-proxy and the fake GPU plugin.
+"""One real node: containerd, kubelet, kube-proxy, and two kinds of fake GPUs: a device plugin's and a DRA driver's.
 
 They run in their own mount, process, host-name, IPC and network namespaces.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pearl_dev.cgroups import Cgroups
 from pearl_dev.errors import ClusterError
 from pearl_dev.golden import clone
-from pearl_dev.packages import cni_folder, find
+from pearl_dev.packages import cni_folder
 from pearl_dev.processes import NETNS, inside, kill
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 INIT = Path(__file__).with_name("node-init.sh")
 PAUSE_IMAGE = "docker.io/pearl/pause:1"
-FOLDERS = ("kubelet", "containerd", "log-pods", "log-containers", "cni-conf", "cni-lib", "etc")
+FOLDERS = ("kubelet", "containerd", "log-pods", "log-containers", "cni-conf", "cni-lib", "cdi", "etc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Node:
         clone(golden, self.folder / "containerd")
         etc = self.folder / "etc"
         (self.folder / "cni-conf" / "10-pearl.conflist").write_text(json.dumps(self._cni()))
-        (etc / "containerd.toml").write_text(_containerd())
+        (etc / "containerd.toml").write_text(_containerd(self.folder / "cdi"))
         (etc / "resolv.conf").write_text(f"nameserver {self.spec.addresses.dns}\n")  # never the host's
         (etc / "kubelet.yaml").write_text(json.dumps(self._kubelet(), indent=1))
         (etc / "kube-proxy.yaml").write_text(json.dumps(self._kube_proxy(), indent=1))
@@ -81,7 +81,8 @@ class Node:
             "LOGS": str(self.paths.logs),
             "KUBECONFIG_FILE": str(self.paths.kubeconfig_of(f"system:node:{self.name}")),
             "GPUS": str(self.spec.gpus),
-            "CONTAINERD": str(find("containerd")),
+            "DRA_GPUS": str(self.spec.dra_gpus),
+            "CONTAINERD": str(binaries.or_hosts("containerd")),
             "PATH": f"{binaries.path}:{environment.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin",
         }
         self.ledger.start(self.scope, argv, log=self.paths.logs / f"{self.name}.log", environment=variables)
@@ -172,7 +173,7 @@ class Node:
         }
 
 
-def _containerd() -> str:
+def _containerd(devices: Path) -> str:
     disabled = [f"io.containerd.snapshotter.v1.{name}" for name in ("aufs", "btrfs", "devmapper", "zfs")]
     return f"""version = 2
 root = "/var/lib/containerd"
@@ -184,6 +185,8 @@ disabled_plugins = {json.dumps([*disabled, "io.containerd.internal.v1.opt"])}
   sandbox_image = "{PAUSE_IMAGE}"
   restrict_oom_score_adj = true
   disable_apparmor = true
+  enable_cdi = true
+  cdi_spec_dirs = ["{devices}"]
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{cni_folder()}"
     conf_dir = "/etc/cni/net.d"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,8 +11,6 @@ from pearl_dev.errors import ClusterError
 from pearl_dev.shell import run
 
 PACKAGE_OF = {
-    "containerd": "containerd",
-    "ctr": "containerd",
     "runc": "runc",
     "iptables": "iptables",
     "nft": "nftables",
@@ -25,6 +24,8 @@ PACKAGE_OF = {
     "mount": "mount",
     "ps": "procps",
 }
+CDI_SINCE = (1, 7, 2)
+"""The containerd that first passed on the devices of ResourceClaims, by the Container Device Interface."""
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 CNI_PLUGINS = ("bridge", "host-local", "loopback", "portmap")
@@ -34,6 +35,20 @@ SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 def find(program: str) -> str | None:
     """Full path of a program, also where a user's PATH lacks the system folders."""
     return shutil.which(program) or shutil.which(program, path=SYSTEM_PATH)
+
+
+def knows_cdi() -> bool:
+    """Whether this machine has a containerd that gives containers the devices of ResourceClaims."""
+    containerd = find("containerd")
+    if containerd is None or find("ctr") is None:
+        return False
+    return version_knows_cdi(run([containerd, "--version"]))
+
+
+def version_knows_cdi(said: str) -> bool:
+    """Whether the containerd that prints this for `--version` does."""
+    version = re.search(r"\sv?(\d+)\.(\d+)\.(\d+)", said)
+    return version is not None and tuple(int(part) for part in version.groups()) >= CDI_SINCE
 
 
 def cni_folder() -> Path | None:

@@ -119,6 +119,10 @@ OPERATOR_NEEDS = [
     (TRAINERS, kinds.EVENT, "", ("create", "patch")),
     ("", kinds.NODE, "", READ),
     ("", kinds.TOKEN_REVIEW, "", ("create",)),
+    (NAMESPACE, kinds.RESOURCE_CLAIM, "", ("get",)),
+    (TRAINERS, kinds.RESOURCE_CLAIM, "", ("get",)),
+    ("", kinds.RESOURCE_SLICE, "", READ),
+    ("", kinds.DEVICE_CLASS, "", ("list",)),
 ]
 GATEWAY_NEEDS = [
     (NAMESPACE, kinds.POD, "", READ),
@@ -141,6 +145,8 @@ NOBODY_NEEDS = [
     Deed("pearl-operator", "kube-system", kinds.SECRET, "get"),
     Deed("pearl-operator", "kube-system", kinds.POD, "list"),
     Deed("pearl-operator", "", kinds.NODE, "patch"),
+    Deed("pearl-operator", TRAINERS, kinds.RESOURCE_CLAIM, "patch"),
+    Deed("pearl-operator", "kube-system", kinds.RESOURCE_CLAIM, "get"),
     Deed("pearl-gateway", NAMESPACE, kinds.SECRET, "get"),
     Deed("pearl-gateway", NAMESPACE, kinds.POD, "patch"),
     Deed("pearl-gateway", TRAINERS, kinds.LOAN, "get"),

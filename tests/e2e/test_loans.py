@@ -219,4 +219,5 @@ def _kill_first_process(installation: Installation, pod: dict[str, Any]) -> None
     node = next(
         n for n in installation.cluster.nodes if installation.cluster.spec.node_name(n.index) == pod["spec"]["nodeName"]
     )
-    run(node.enter(["ctr", "-n", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", container]))
+    ctr = str(installation.cluster.binaries.or_hosts("ctr"))
+    run(node.enter([ctr, "-n", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", container]))

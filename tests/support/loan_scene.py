@@ -62,7 +62,7 @@ ThreadingHTTPServer(("", int(sys.argv[sys.argv.index("--port") + 1])), Handler).
 """
 
 
-def rollout(name: str, *, access: str = "Auto") -> dict[str, Any]:
+def rollout(name: str, *, access: str = "Auto", parallel: int = 1) -> dict[str, Any]:
     mounts = {"site": "/site", "crds": "/src/crds", "worker": "/src/worker", "fake": "/src/fake"}
     container = {
         "name": "worker",
@@ -89,9 +89,9 @@ def rollout(name: str, *, access: str = "Auto") -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {
             "model": {"name": "Qwen/Qwen3-8B", "uri": "/models/none"},
-            "engine": {"image": "docker.io/library/python:3.11-slim"},
+            "engine": {"image": "docker.io/library/python:3.11-slim", "tensorParallel": parallel},
             "capacity": {
-                "reserved": {"gpus": 1},
+                "reserved": {"gpus": parallel},
                 "borrowed": {"maxGpus": 2, "trainerSelector": {"app": "trainer"}, "access": access},
             },
             "policy": {"deadlines": {"drainSeconds": 4, "reclaimSeconds": 5}, "hysteresis": {"minDwellSeconds": 0}},

@@ -119,13 +119,13 @@ def _reaching(loan: LoanFact, gpus: Sequence[str]) -> dict[str, Any]:
         return {"containers": [_visible(",".join(gpus))]}
     wanted = set(map(comparable, gpus))
     shared = [part for part in loan.spec.claims if not part.gpus or not wanted.isdisjoint(map(comparable, part.gpus))]
-    # One entry per request, also of one claim: a container may name each entry once.
-    entries = {f"lent-{place}": part for place, part in enumerate(shared)}
-    asked = [{"name": name, **({"request": part.request} if part.request else {})} for name, part in entries.items()]
+    # Each claim once: the scheduler cannot reserve one claim twice for a pod.
+    entries = {claim: f"lent-{place}" for place, claim in enumerate(dict.fromkeys(part.name for part in shared))}
+    asked = [{"name": entries[part.name], **({"request": part.request} if part.request else {})} for part in shared]
     return {
         # `void`: images that ask the container runtime for `all` GPUs get the claim's only.
         "containers": [{**_visible("void"), "resources": {"claims": asked}}],
-        "resourceClaims": [{"name": name, "resourceClaimName": part.name} for name, part in entries.items()],
+        "resourceClaims": [{"name": name, "resourceClaimName": claim} for claim, name in entries.items()],
     }
 
 

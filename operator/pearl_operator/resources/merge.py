@@ -15,7 +15,7 @@ _KEYS: Final = {
     "env": ("name",),
     "imagePullSecrets": ("name",),
     "resourceClaims": ("name",),
-    "claims": ("name",),
+    "claims": ("name", "request"),
     "volumeMounts": ("mountPath",),
     "volumeDevices": ("devicePath",),
     "hostAliases": ("ip",),

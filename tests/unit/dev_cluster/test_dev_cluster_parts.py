@@ -19,6 +19,7 @@ from pearl_dev.errors import ClusterError
 from pearl_dev.host import MOUNT_POINTS, Host
 from pearl_dev.images import Recipe, build
 from pearl_dev.layout import MAX_NODES, SLOTS, Addresses, ClusterSpec, check_spec
+from pearl_dev.packages import version_knows_cdi
 from pearl_dev.processes import Ledger, Process, boot_id, start_ticks
 from pearl_dev.settings import Settings
 from pearl_dev.volumes import local_volume
@@ -45,6 +46,20 @@ def test_every_address_of_a_cluster_lies_in_the_ranges_that_the_host_guards() ->
     single += [addresses.node_pods(MAX_NODES - 1).split("/")[0], addresses.imagined.split("/")[0]]
     for text in single:
         assert any(ipaddress.ip_address(text) in network for network in guarded), text
+
+
+@pytest.mark.parametrize(
+    ("said", "knows"),
+    [
+        ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3", False),
+        ("containerd github.com/containerd/containerd 1.7.24~ds1 1.7.24~ds1-6", True),
+        ("containerd containerd.io 1.7.1 1677a17964311325ed1c31e2c0a3589ce6d5c30d", False),
+        ("containerd github.com/containerd/containerd/v2 v2.2.9 deadbeef", True),
+        ("something else", False),
+    ],
+)
+def test_a_containerd_that_drops_the_devices_of_claims_is_not_used(said: str, knows: bool) -> None:
+    assert version_knows_cdi(said) is knows
 
 
 def test_a_spec_survives_its_file() -> None:
