@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from pearl_dev import cluster
-from pearl_dev.fleet import Fleet
+from pearl_dev.fleet import Fleet, wait_for
 from pearl_dev.product import NAMESPACE, Installation, install, prepare
 from pearl_dev.settings import from_environment
 
@@ -33,13 +33,15 @@ def take_down(name: str, progress: Progress) -> None:
 
 
 def apply(installation: Installation, api: Api, manifest: Path) -> Fleet:
-    """`kubectl apply` of a PearlRollout, which starts from the model's own weights."""
+    """`kubectl apply` of a PearlRollout in place of an earlier run's; it starts from the model's own weights."""
     rollout = installation.manifest(manifest.read_text())
     rollout["metadata"]["namespace"] = NAMESPACE
     name = rollout["metadata"]["name"]
-    for version in installation.weights_of(name).iterdir():  # of an earlier run on the same cluster
-        shutil.rmtree(version) if version.is_dir() else version.unlink()
     fleet = Fleet(api, NAMESPACE, name)
+    api.delete(fleet.path)
+    wait_for(lambda: not fleet.workers(), seconds=120, what=f"workers of an earlier {name} are gone")
+    for version in installation.weights_of(name).iterdir():
+        shutil.rmtree(version) if version.is_dir() else version.unlink()
     fleet.apply(rollout)
     return fleet
 
