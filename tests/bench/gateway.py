@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
-from gateway_cells import CAPACITY, PACED, REAL, SMALL, THROUGHPUT, Cell, memory_shape
+from gateway_cells import CAPACITY, PACED, REAL, SMALL, THROUGHPUT, Cell, memory_shape, planned_local_append
 from gateway_page import Result, print_table, write_page
 from gateway_processes import Server, engines, gateway, real_engines, router
 from gateway_turns import Load, Measured, Shape
@@ -80,7 +81,10 @@ class Bench:
 
     def _before(self, stack: ExitStack, name: str, workers: tuple[str, ...], *, split: bool, alone: bool) -> Site:
         folder = Path(tempfile.mkdtemp(dir=self._folder))
-        ours = gateway(workers, split=split, local_append=self._options.local_append, folder=folder)
+        local = self._options.local_append
+        if local is None:
+            local = planned_local_append(self._options.table, max(1, len(workers) // 2))
+        ours = gateway(workers, split=split, local_append=local, folder=folder)
         servers = [stack.enter_context(ours)]
         if not alone:
             servers += [
@@ -170,6 +174,8 @@ def say(text: str) -> None:
 def main() -> int:
     """Measures, prints, writes."""
     options = _parser().parse_args()
+    # A run that is ended from outside must end what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder))
         bench.run()
@@ -191,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--table", default="Qwen/Qwen3-8B/H100-TP2", help="timing of the engines that take time")
     add("--speed", type=float, default=1.0, help="engine seconds per second of these")
     add("--policy", nargs="+", default=["consistent_hash", "cache_aware"], help="of vllm-router; the best one counts")
-    add("--local-append", type=int, default=512, help="PEARL_LOCAL_APPEND_TOKENS of the gateway")
+    add("--local-append", type=int, help="PEARL_LOCAL_APPEND_TOKENS of the gateway (default: what the planner says)")
     add("--memory-turns", type=int, default=100_000, help="turns of the memory run")
     add("--real", type=int, default=0, metavar="N", help="also N real vLLM workers on the CPU")
     add("--json", type=Path, help="where the results go")

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from gateway_turns import Measured, Shape
 
+from pearl_planner.engine.tables import load_table
+from pearl_planner.prediction.local_append import local_append_tokens
+from pearl_planner.prediction.mean_turn import Workload
+
 _SINGLE = {"trajectories": 192, "at_once": 64, "turns": 1, "prompt_tokens": 2048, "tool_tokens": 0}
 _MULTI = {"trajectories": 96, "at_once": 64, "turns": 6, "prompt_tokens": 1024, "tool_tokens": 256}
 
@@ -39,6 +43,24 @@ SMALL = Shape("warm-up", 8, 8, 2, 64, 8, 16)
 def memory_shape(step: int, trajectories: int) -> Shape:
     """One batch of the memory run."""
     return Shape(f"memory {step}", trajectories, trajectories, 5, 128, 16, 32, stream=step % 2 == 0)
+
+
+def planned_local_append(table: str, decoders: int) -> int:
+    """The planner's threshold for the multi-turn cell, as the operator would tell it to the gateway."""
+    shape = next(one for one in THROUGHPUT if one.turns > 1)
+    turn = shape.tool_tokens + shape.answer_tokens
+    load = Workload(
+        appended_tokens=shape.tool_tokens,
+        generated_tokens=shape.answer_tokens,
+        retained_share=1.0,
+        environment_seconds=shape.tool_seconds,
+        context_tokens=shape.prompt_tokens + turn * (shape.turns - 1) / 2,
+        missed_tokens=(),
+        appended_bins=(),
+        trajectories=shape.at_once,
+        rest=None,
+    )
+    return local_append_tokens(load, load_table(table), sequences=shape.at_once / decoders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ class Result:
         cpu = {name: self.cpu_seconds_per_turn(name, LONG) for name in self.servers(CAPACITY)}
         ours, others = cpu.get("gateway"), [one for name, one in cpu.items() if name != "gateway" and one]
         return {
+            "router_added_latency_p50_seconds": self._router_added(50),
+            "router_added_latency_p99_seconds": self._router_added(99),
             "cpu_microseconds_per_chunk": self.cpu_microseconds_per_chunk("gateway"),
             "router_cpu_microseconds_per_turn": 1e6 * min(others) if others else None,
             "cpu_vs_vllm_router": ours / min(others) if ours and others else None,
@@ -109,9 +111,15 @@ class Result:
         chunks = (LONG.answer_tokens - SHORT.answer_tokens) / _CHUNK_TOKENS
         return None if long is None or short is None else 1e6 * (long - short) / chunks
 
-    def _worst_added(self, percent: float) -> float | None:
-        found = [one for cell in self.of(PACED) if (one := added_seconds(cell, "gateway", percent)) is not None]
+    def _worst_added(self, percent: float, server: str = "gateway") -> float | None:
+        found = [one for cell in self.of(PACED) if (one := added_seconds(cell, server, percent)) is not None]
         return max(found, default=None)
+
+    def _router_added(self, percent: float) -> float | None:
+        """Of the better policy, in the cell where it adds most: told beside the gateway's."""
+        routers = [name for name in self.servers(PACED) if name.startswith("vllm-router")]
+        worst = [self._worst_added(percent, name) for name in routers]
+        return min((one for one in worst if one is not None), default=None)
 
     def _least(self, wanted: Callable[[Cell], bool]) -> float | None:
         ratios = [ratio(cell) for cell in self.of(THROUGHPUT) if wanted(cell)]
@@ -180,6 +188,8 @@ def rows(result: Result) -> list[tuple[str, str, str]]:
     return [
         ("added latency of a turn, median", shown("added_latency_p50_seconds", "{:.2f} ms", 1e3), "≤ 2 ms"),
         ("added latency of a turn, p99", shown("added_latency_p99_seconds", "{:.2f} ms", 1e3), "≤ 10 ms"),
+        ("the same of vllm-router, median", shown("router_added_latency_p50_seconds", "{:.2f} ms", 1e3), ""),
+        ("the same of vllm-router, p99", shown("router_added_latency_p99_seconds", "{:.2f} ms", 1e3), ""),
         ("throughput, colocated", shown("throughput_vs_vllm_router_colocated", "{:.3f} ×"), "≥ 0.9 × vllm-router"),
         ("throughput, disaggregated", shown("throughput_vs_vllm_router_disaggregated", "{:.3f} ×"), "≥ 0.9 ×"),
         ("throughput, multi-turn", shown("throughput_vs_vllm_router_multiturn", "{:.3f} ×"), "> 1 ×"),
@@ -204,13 +214,14 @@ def rows(result: Result) -> list[tuple[str, str, str]]:
 
 
 def cell_rows(result: Result) -> list[tuple[str, ...]]:
-    """Cell, server, tokens per second, median and p99 of a turn."""
+    """Cell, server, tokens per second, median and p99 of a turn, turns that failed."""
     found = []
     for cell in result.cells:
         for server in cell.runs:
             middle, tail = (turn_percentile(cell, server, percent) for percent in (50, 99))
             times = [f"{1e3 * one:.1f} ms" if one is not None else "-" for one in (middle, tail)]
-            found.append((cell.name, server, f"{tokens_per_second(cell, server):,.0f}", *times))
+            failed = sum(len(run.problems) for run in cell.runs[server])
+            found.append((cell.name, server, f"{tokens_per_second(cell, server):,.0f}", *times, str(failed)))
     return found
 
 
@@ -237,7 +248,8 @@ Workers are emulated engines ([emulator](../emulator.md)) and, where the table n
 and router stand before the same ones, at the same time, and are asked one after the other with the same token ids;
 the engines' prefix caches are emptied in between. The router runs with each of its policies `consistent_hash` (which
 is told the trajectory, as the gateway is) and `cache_aware`, and is compared with the better one, cell by cell.
-Clients, engines, gateway and router share one machine over the loopback.
+Clients, engines, gateway and router share one machine over the loopback. The gateway prefills on the decode worker
+what the planner would let it at this load (`PEARL_LOCAL_APPEND_TOKENS`).
 
 `make bench-gateway` repeats it (`JSON=FILE` writes every turn).
 
@@ -258,7 +270,7 @@ a fifth of the run on; every batch is finished, consumed and closed, as a traine
 
 ![Throughput over that of vllm-router](gateway-throughput.png)
 
-| cell | through | tokens/s | turn, median | turn, p99 |
-|---|---|---|---|---|
+| cell | through | tokens/s | turn, median | turn, p99 | failed |
+|---|---|---|---|---|---|
 {cells}
 """

@@ -35,12 +35,13 @@ def shape(start: str) -> Shape:
 
 
 def test_added_latency_is_the_worse_difference_of_percentiles() -> None:
-    streamed = cell(PACED[0], direct=[run(0.010, 0.020)], ours=[run(0.012, 0.025)])
+    streamed = cell(PACED[0], direct=[run(0.010, 0.020)], ours=[run(0.012, 0.025)], aware=[run(0.011, 0.021)])
     whole = cell(PACED[1], direct=[run(0.010, 0.020)], ours=[run(0.011, 0.030)])
     summary = Result([streamed, whole]).summary()
     # Nearest rank: the median of two is the first. 2 ms and 1 ms; 5 ms and 10 ms.
     assert summary["added_latency_p50_seconds"] == pytest.approx(0.002)
     assert summary["added_latency_p99_seconds"] == pytest.approx(0.010)
+    assert Result([streamed]).details()["router_added_latency_p50_seconds"] == pytest.approx(0.001)
 
 
 def test_throughput_is_compared_with_the_better_policy_and_the_worst_cell_counts() -> None:
@@ -93,7 +94,7 @@ def test_the_page_has_every_cell_and_its_plots(tmp_path: Path) -> None:
     result = Result([paced, split])
     write_page(result, tmp_path)
     text = (tmp_path / "gateway.md").read_text()
-    assert "| site, disaggregated, single-turn, streamed | gateway | 100 | 100.0 ms | 100.0 ms |" in text
+    assert "| site, disaggregated, single-turn, streamed | gateway | 100 | 100.0 ms | 100.0 ms | 0 |" in text
     assert "not measured" in text  # what was not run is not 0
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {f"gateway-{plot}.{kind}" for plot in ("latency", "throughput") for kind in ("png", "svg")}
