@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from pearl_trainer import endpoints
-from pearl_trainer.errors import ConfigurationError, PearlError, ProtocolError, Rejected, Unavailable
+from pearl_trainer.errors import ConfigurationError, NotReturned, PearlError, ProtocolError, Rejected, Unavailable
 from pearl_trainer.lease import Lease
 from pearl_trainer.messages import (
     AgentEndpoint,
@@ -38,6 +38,9 @@ OFFER_SECONDS = 2.0
 """Between two offers while the trainer waits and the last one was refused."""
 COOLING_DOWN = "CoolingDown"
 """A refusal that ends by itself within a second or so: the next heartbeat offers again."""
+EARLIER_SECONDS = 30.0
+"""How long an earlier process of this pod may have lent after this one began: its lease, and what its agents take to
+end their engines, of rollouts whose `reclaimSeconds` is at most 16."""
 NOT_FOUND = 404
 
 
@@ -84,6 +87,7 @@ class LoanCore:
         self._probe = probe
         self._lease = Lease()
         self._api: endpoints.LoanApi | None = None
+        self._began = clock()
         self._enrolled = False
         self._cap_seconds: float | None = None
         self._next_offer = 0.0
@@ -242,9 +246,11 @@ class LoanCore:
         return free
 
     def _take_back(self, within_seconds: float | None, *, last: bool) -> Flow[Free]:
-        api, offered = self._api, self._lease.wanted
-        held = self._lease.take_back()
+        offered, held = self._lease.wanted, self._lease.take_back()
         self.meter.mark(IDLE)
+        if self._api is None and self._identity.operator_url is not None and self._clock() < self._earlier_over:
+            return (yield from self._outlive_earlier(within_seconds))
+        api = self._api
         if api is None or held is None:
             if api is not None and offered:
                 yield Spawn(send(api.reclaiming(ReclaimingNotice(self._lease.epoch, 0.0))))
@@ -252,6 +258,28 @@ class LoanCore:
         within = api.registration.reclaim_seconds if within_seconds is None else within_seconds
         reclaim = Reclaim(api, self._lease, held, self._clock, self._probe)
         return (yield from reclaim.run(within, last=last))
+
+    @property
+    def _earlier_over(self) -> float:
+        return self._began + EARLIER_SECONDS
+
+    def _outlive_earlier(self, within_seconds: float | None) -> Flow[Free]:
+        """Nobody can say whether a process before this one has lent, and to whom: wait until that is over anyway.
+
+        Only a trainer that was started a moment ago waits here, for a PEARL that it cannot reach.
+        """
+        left = self._earlier_over - self._clock()
+        waits = left if within_seconds is None else min(within_seconds, left)
+        yield Sleep(waits)
+        if self._clock() >= self._earlier_over:
+            return Free(self._lease.epoch, via="lease")
+        raise NotReturned(
+            f"PEARL cannot be reached, and a process that ran in this pod before may have lent its GPUs until "
+            f"{left - waits:.0f} s from now: call reclaim() again, or pass a longer `within`",
+            epoch=self._lease.epoch,
+            agents={},
+            lease_over_seconds=waits - left,
+        )
 
     def leave(self) -> Flow[None]:
         """Ends the enrolment; call it after a reclaim."""
