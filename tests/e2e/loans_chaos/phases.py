@@ -63,34 +63,35 @@ def work(scene: Scene) -> None:
     _busy(scene, 60, 1200)
 
 
-def _busy(scene: Scene, prompt_tokens: int, max_tokens: int) -> None:
+def _busy(scene: Scene, prompt_tokens: int, max_tokens: int, at_once: int = 1) -> None:
     uid = scene.uid("borrower")
 
     def inside() -> bool:
-        scene.load.submit(prompt_tokens, max_tokens)
+        for _ in range(at_once):
+            scene.load.submit(prompt_tokens, max_tokens)
         return any(w.uid == uid and w.in_flight for w in scene.routed())
 
-    wait_for(inside, seconds=90, what="the borrowed worker has turns inside")
+    wait_for(inside, seconds=90, what="the borrowed worker has turns inside", last=scene.routed)
 
 
 def flip(scene: Scene) -> None:
     """Until its role is being changed."""
     serve(scene)
-    before = _role(scene)
+    before = _label(scene, "role")
     scene.fleet.patch({"mode": "Disaggregated", "ratio": {"prefill": 1, "decode": scene.reserved}})
-    wait_for(lambda: _role(scene) != before, seconds=90, what="the borrowed worker changes its role")
+    wait_for(lambda: _label(scene, "role") != before, seconds=90, what="the borrowed worker changes its role")
 
 
-def _role(scene: Scene) -> str:
+def _label(scene: Scene, name: str) -> str:
     pod = next(pod for pod in scene.borrowers() if pod["metadata"]["uid"] == scene.uid("borrower"))
-    return str(pod["metadata"]["labels"]["pearl.dev/role"])
+    return str(pod["metadata"]["labels"][f"pearl.dev/{name}"])
 
 
 def pin(scene: Scene) -> None:
     """Until it prefills for others, whose KV is pinned."""
     flip(scene)
-    wait_for(lambda: _role(scene) == "prefill", seconds=90, what="the borrowed worker does the prefill")
-    _busy(scene, 1200, 40)
+    wait_for(lambda: _label(scene, "role") == "prefill", seconds=90, what="the borrowed worker does the prefill")
+    _busy(scene, 1200, 40, at_once=12)
 
 
 def update(scene: Scene) -> None:
@@ -101,10 +102,10 @@ def update(scene: Scene) -> None:
 
 
 def drain(scene: Scene) -> None:
-    """Until the operator drains it, because borrowers are to have another template."""
+    """Until the operator drains it, because the rollout is suspended."""
     serve(scene)
-    scene.change_template()
-    scene.until_agent("the drain", lambda state: state.activity is not Activity.ACTIVE, 90)
+    scene.fleet.patch({"suspend": True})
+    wait_for(lambda: _label(scene, "activity") == Activity.DRAINING, seconds=90, what="the operator drains it")
 
 
 def cool(scene: Scene) -> None:
@@ -118,6 +119,11 @@ def _colocated(scene: Scene) -> None:
     scene.fleet.patch(COLOCATED)
 
 
+def _resume(scene: Scene) -> None:
+    scene.fleet.patch({"suspend": False})
+    scene.fleet.wait_ready(scene.reserved, seconds=LONG_SECONDS)
+
+
 def _offer(scene: Scene) -> None:
     scene.tell("lend")
 
@@ -129,7 +135,7 @@ EVERY = (
     Phase("flip", "its role is being changed", flip, restore=_colocated),
     Phase("pins", "it prefills, with KV pinned for others", pin, restore=_colocated),
     Phase("update", "newer weights are being loaded", update),
-    Phase("drain", "the operator drains it", drain),
+    Phase("drain", "the operator drains it", drain, restore=_resume),
     Phase("reclaim", "the reclaim has begun", work, inside=True),
     Phase("cool", "it was given back a moment ago", cool, lent=False),
 )

@@ -60,7 +60,6 @@ class Scene:
         self._before: dict[str, set[str]] = {}
         self._template = fleet.resource()["spec"]["capacity"]["borrowed"].get("podTemplate")
         self.reserved: int = fleet.resource()["spec"]["capacity"]["reserved"]["gpus"]
-        self._templates = int(time.time())
         self.watch = Watch(self.device)
         self.load = Load(fleet, turns_per_second, seed)
 
@@ -76,19 +75,13 @@ class Scene:
         self._stop_trainer()
         wait_for(lambda: not self.borrowers(), seconds=LONG_SECONDS, what="no borrower of an earlier trainer is there")
         self.fleet.patch({"mode": "Colocated", "ratio": None})
-        self.change_template()
+        clock = {"LD_PRELOAD": f"{DEVICE}/clock.so", "CHAOS_CLOCK": f"{DEVICE}/clock-agent"}
+        template = _with_environment(self._template, {**clock, "PEARL_FAKE_DEVICE_BYTES": str(ENGINE_BYTES)})
+        self.fleet.patch({"capacity": {"borrowed": {"podTemplate": template}}})
         self._before = self._owned()
         self.start_trainer()
         self.watch.start()
         return self
-
-    def change_template(self) -> None:
-        """Borrowers are to have another template than before; those that there are become old."""
-        self._templates += 1
-        clock = {"LD_PRELOAD": f"{DEVICE}/clock.so", "CHAOS_CLOCK": f"{DEVICE}/clock-agent"}
-        variables = {"PEARL_FAKE_DEVICE_BYTES": str(ENGINE_BYTES), "CHAOS_TEMPLATE": str(self._templates)}
-        template = _with_environment(self._template, {**clock, **variables})
-        self.fleet.patch({"capacity": {"borrowed": {"podTemplate": template}}})
 
     def start_trainer(self) -> None:
         """A trainer pod in place of the one there may be, enrolled."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loans_chaos.emulated import engine_folder
-from loans_chaos.scene import Scene, forget_weights
+from loans_chaos.scene import TRAINERS, Scene, forget_weights
 from pearl_dev import binaries
 from pearl_dev.cluster import Wanted, down, up
-from pearl_dev.fleet import Api, Fleet
+from pearl_dev.fleet import Api, Fleet, wait_for
 from pearl_dev.handle import attach, find
 from pearl_dev.product import NAMESPACE, install, prepare
 from pearl_dev.progress import Progress
@@ -55,8 +55,12 @@ def stage(running: Cluster, *, real: bool, seed: int, group: bool = False) -> It
     manifest = installation.manifest(QUICKSTART.read_text())
     manifest["metadata"]["namespace"] = NAMESPACE
     manifest["spec"]["capacity"]["reserved"]["gpus"] = RESERVED
-    forget_weights(installation, manifest["metadata"]["name"])
     fleet = Fleet(api, NAMESPACE, manifest["metadata"]["name"])
+    # A run that was killed left all of it, with the weights of its last update.
+    running.kubectl("-n", TRAINERS, "delete", "pod", "--all", "--grace-period=1")
+    api.delete(fleet.path)
+    wait_for(lambda: not fleet.workers(), seconds=120, what="no worker of an earlier run is there")
+    forget_weights(installation, fleet.name)
     fleet.apply(manifest)
     fleet.patch({"mode": "Colocated", "ratio": None})
     try:
