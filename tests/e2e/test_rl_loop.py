@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-STEPS = 10
+STEPS = 16
 
 
 @pytest.fixture(scope="module")
