@@ -31,7 +31,8 @@ class Driver:
 
     def __init__(self, transport_: httpx2.AsyncBaseTransport | None = None) -> None:
         """`transport_` replaces the network in tests."""
-        self._client = httpx2.AsyncClient(transport=transport_, **transport.OPTIONS)
+        self._loans = httpx2.AsyncClient(transport=transport_, **transport.LOANS)
+        self._bulk = httpx2.AsyncClient(transport=transport_, **transport.BULK)
         self._spawned: set[asyncio.Task[Any]] = set()
         self._running: list[Background] = []
 
@@ -58,7 +59,8 @@ class Driver:
         for background in self._running:
             await background.stop()
         await asyncio.gather(*self._spawned, return_exceptions=True)
-        await self._client.aclose()
+        await self._loans.aclose()
+        await self._bulk.aclose()
 
     async def _do(self, step: Step) -> Any:
         if isinstance(step, Send):
@@ -77,6 +79,7 @@ class Driver:
 
     async def _send(self, request: Request) -> Outcome:
         try:
-            return transport.reply(await self._client.request(**transport.arguments(request)))
+            client = self._bulk if request.bulk else self._loans
+            return transport.reply(await client.request(**transport.arguments(request)))
         except transport.NO_REPLY as error:
             return transport.no_reply(error)

@@ -53,7 +53,8 @@ class Driver:
 
     def __init__(self, transport_: httpx2.BaseTransport | None = None) -> None:
         """`transport_` replaces the network in tests."""
-        self._client = httpx2.Client(transport=transport_, **transport.OPTIONS)
+        self._loans = httpx2.Client(transport=transport_, **transport.LOANS)
+        self._bulk = httpx2.Client(transport=transport_, **transport.BULK)
         self._running: list[Background] = []
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="pearl")
 
@@ -80,7 +81,8 @@ class Driver:
         for background in self._running:
             background.stop()
         self._pool.shutdown(wait=True)
-        self._client.close()
+        self._loans.close()
+        self._bulk.close()
 
     def _do(self, step: Step, wait: Callable[[float], None]) -> Any:
         if isinstance(step, Send):
@@ -102,6 +104,7 @@ class Driver:
 
     def _send(self, request: Request) -> Outcome:
         try:
-            return transport.reply(self._client.request(**transport.arguments(request)))
+            client = self._bulk if request.bulk else self._loans
+            return transport.reply(client.request(**transport.arguments(request)))
         except transport.NO_REPLY as error:
             return transport.no_reply(error)

@@ -148,7 +148,9 @@ class GatewayApi:
         """
         body = {"token_ids": list(token_ids), "sampling_params": {"logprobs": 0, **sampling}}
         url, token = self._where()
-        request = Request("POST", f"{url}/inference/v1/generate", token, body, GENERATE_SECONDS, headers=turn.headers())
+        request = Request(
+            "POST", f"{url}/inference/v1/generate", token, body, GENERATE_SECONDS, headers=turn.headers(), bulk=True
+        )
         answer = yield from self._patiently(request)
         choice = field_of(answer, "choices")[0]
         content = (choice.get("logprobs") or {}).get("content")
@@ -171,7 +173,7 @@ class GatewayApi:
     def _call(self, method: str, path: str, message: Message | None, timeout: float = CALL_SECONDS) -> Flow[Any]:
         url, token = self._where()
         body = message.to_wire() if message else None
-        return (yield from call(Request(method, url + path, token, body, timeout)))
+        return (yield from call(Request(method, url + path, token, body, timeout, bulk=True)))
 
 
 def no_gateway() -> ConfigurationError:

@@ -27,6 +27,8 @@ class Request:
     timeout_seconds: float = 10.0
     connect_seconds: float = 2.0
     headers: tuple[tuple[str, str], ...] = ()
+    bulk: bool = False
+    """Comes in great numbers and may take long, as turns do: it never holds up the calls of a loan."""
 
 
 @dataclass(frozen=True)

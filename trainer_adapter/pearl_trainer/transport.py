@@ -8,12 +8,17 @@ import httpx2
 
 from pearl_trainer.sansio import NoReply, Reply, Request
 
-LIMITS = httpx2.Limits(max_connections=256, max_keepalive_connections=64, keepalive_expiry=30.0)
-OPTIONS: dict[str, Any] = {
-    "limits": LIMITS,
-    # Everything that PEARL talks to is inside the cluster; a proxy of the environment is never on the way there.
+# Everything that PEARL talks to is inside the cluster; a proxy of the environment is never on the way there.
+LOANS: dict[str, Any] = {
+    "limits": httpx2.Limits(max_connections=256, max_keepalive_connections=64, keepalive_expiry=30.0),
     "trust_env": False,
 }
+"""Options of the client for offers, heartbeats and reclaims."""
+BULK: dict[str, Any] = {
+    "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30.0),
+    "trust_env": False,
+}
+"""Options of the client for turns and batches: the caller decides how many there are at once."""
 NO_REPLY = (httpx2.HTTPError, httpx2.InvalidURL, OSError, OverflowError)
 """What means that there was no answer: network, timeout, or an address or port that is none."""
 
