@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from gateway_cells import CAPACITY, PACED, REAL, SMALL, THROUGHPUT, Cell, memory_shape, planned_local_append
 from gateway_page import Result, print_table, write_page
-from gateway_processes import Server, engines, gateway, real_engines, router
+from gateway_processes import RIGHTS, Server, engines, gateway, real_engines, router
 from gateway_turns import Load, Measured, Shape
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Teller:
 
 async def forget(workers: Sequence[str]) -> None:
     """Empty the engines' prefix caches, so that the next run finds what the last one found."""
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers=RIGHTS) as session:
         for url in workers:
             async with session.post(url + "/reset_prefix_cache") as response:
                 response.raise_for_status()

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 READY_SECONDS, REAL_READY_SECONDS = 120.0, 600.0
 REAL_MODEL = "tiny"
+RIGHTS = {"Authorization": "Bearer bench"}
+"""What real workers are guarded by: clients that ask them directly or through the router send it, the gateway too."""
 LEASE_SECONDS = 30
 """How long the emulated engines keep KV for others; the gateway must be told."""
 SESSION_HEADER = "X-Session-Id"
 """What vllm-router's `consistent_hash` policy keeps a session on one worker by."""
+_TOKEN = RIGHTS["Authorization"].removeprefix("Bearer ")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -93,6 +96,7 @@ def real_engines(count: int, folder: Path) -> Iterator[tuple[str, ...]]:
     environment = ensure_engine_environment(ROOT, cache_directory(os.environ))
     model = str(ensure_model(REAL_MODEL, ROOT, cache_directory(os.environ)))
     ports, log = free_ports(2 * count), folder / "vllm.log"
+    (folder / "engine").write_text(f"{_TOKEN}\n")
     with ExitStack() as stack:
         for number in range(count):
             settings = Settings(
@@ -107,7 +111,7 @@ def real_engines(count: int, folder: Path) -> Iterator[tuple[str, ...]]:
                 engine_port=ports + 2 * number,
                 nixl_port=ports + 2 * number + 1,
             )
-            command = engine_command(settings, os.environ, "admin")
+            command = engine_command(settings, os.environ, _TOKEN)
             stack.enter_context(_process(list(command.argv), log, {**command.environment, "PEARL_GATE": "open"}))
         urls = tuple(f"http://127.0.0.1:{ports + 2 * number}" for number in range(count))
         asyncio.run(until_ready([url + "/health" for url in urls], log, REAL_READY_SECONDS))
@@ -123,9 +127,11 @@ def gateway(urls: Sequence[str], *, split: bool, local_append: int, folder: Path
     workers.write_text(json.dumps([{"url": url, "role": role} for url, role in zip(urls, roles, strict=True)]))
     storage = folder / "storage"
     storage.mkdir(exist_ok=True)
+    (folder / "engine").write_text(f"{_TOKEN}\n")
     environment = {
         "PEARL_ROLLOUT": "bench",
         "PEARL_AUTH": "None",
+        "PEARL_TOKENS": str(folder),
         "PEARL_STORAGE": str(storage),
         "PEARL_KV_LEASE_SECONDS": str(LEASE_SECONDS),
         "PEARL_LOCAL_APPEND_TOKENS": str(local_append),
@@ -151,7 +157,8 @@ def router(urls: Sequence[str], *, split: bool, policy: str, folder: Path) -> It
     else:
         command += ["--worker-urls", *urls]
     log = folder / f"router-{policy}.log"
-    with _process(command, log) as pid:
+    # Where prefill is apart it sends this key to the workers, and not what the client sent.
+    with _process(command, log, {"OPENAI_API_KEY": _TOKEN}) as pid:
         asyncio.run(until_ready([f"http://127.0.0.1:{port}/health"], log))
         yield Server(f"vllm-router ({policy})", (f"http://127.0.0.1:{port}",), pid)
 

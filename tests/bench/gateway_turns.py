@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from gateway_processes import SESSION_HEADER
+from gateway_processes import RIGHTS, SESSION_HEADER
 
 from pearl_api.wire.gateway import HEADER_STEP, HEADER_TRAJECTORY, HEADER_TURN
 from pearl_gateway.load.stream import StreamError, joined
@@ -78,7 +78,8 @@ class Load:
         self._tell = tell
         slots = asyncio.Semaphore(self._shape.at_once)
         timeout = aiohttp.ClientTimeout(total=_TURN_SECONDS, sock_connect=10)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=RIGHTS) as session:
             self._session = session
             await self._control("", {"step": self._step, "groups": self._shape.trajectories, "groupSize": 1})
             before, started = self._server.cpu_seconds(), time.monotonic()
