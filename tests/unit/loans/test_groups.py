@@ -120,7 +120,7 @@ async def test_a_pod_of_a_group_does_not_lend_by_itself(job: Job) -> None:
     await job.cluster.borrowers_run(2)
     registration = job.members[0].registration
     assert registration is not None
-    async with job.clients[0]._driver._client as http:
+    async with job.clients[0]._driver._loans as http:
         answer = await http.post(
             f"http://operator{registration.path}/lend",
             json={"requestId": "request-1"},
