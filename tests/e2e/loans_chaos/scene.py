@@ -107,7 +107,7 @@ class Scene:
         container["volumeMounts"].append({"name": "devices", "mountPath": DEVICE})
         pod["spec"]["volumes"].append({"name": "devices", "persistentVolumeClaim": {"claimName": "devices"}})
         if part == "driver":
-            pod["metadata"]["labels"], container["resources"] = {}, {}
+            container["resources"] = {}
         return [account, pod]
 
     def close(self) -> list[str]:
