@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pearl_planner.rule import Rule
-    from pearl_planner.types import Policy, Snapshot
+    from pearl_planner.types import Loan, Policy, Snapshot
 
 SLACK_SECONDS = 30.0
 """Time of a target beyond its drains and starts: labels, acknowledgements, deletion."""
@@ -224,12 +224,12 @@ def _loan_answers(facts: Snapshot, policy: Policy, rule: Rule, shape: Shape) -> 
         return []
     per = facts.budget.gpus_per_worker
     # Loans that were granted and whose engines are still starting or waking count as well.
-    lent = sum(len(loan.workers) or max(loan.gpus, 0) // per for loan in facts.loans if loan.phase in LENT)
+    lent = sum(_borrowers(loan, per) for loan in facts.loans if loan.phase in LENT)
     used = lent * per
     count = shape.workers + max(lent - len(lent_workers(facts)), 0)
     answers: list[AnswerLoan] = []
     for loan in sorted(waiting, key=lambda one: (one.namespace, one.name)):
-        added = len(loan.workers) or max(loan.gpus, 0) // per
+        added = _borrowers(loan, per)
         if policy.suspend or policy.hold:
             granted, reason = False, (Reason.SUSPENDED if policy.suspend else Reason.HELD).value
         elif added < 1 or used + added * per > facts.budget.borrowed_max_gpus:
@@ -239,6 +239,11 @@ def _loan_answers(facts: Snapshot, policy: Policy, rule: Rule, shape: Shape) -> 
         used, count = (used + added * per, count + added) if granted else (used, count)
         answers.append(AnswerLoan(loan.name, loan.namespace, loan.epoch, granted, reason))
     return answers
+
+
+def _borrowers(loan: Loan, gpus_per_worker: int) -> int:
+    """Workers that a loan is, or will be once their pods are known."""
+    return len(loan.workers) or max(loan.gpus, 0) // gpus_per_worker
 
 
 def _advisory(facts: Snapshot, result: Plan) -> Plan:

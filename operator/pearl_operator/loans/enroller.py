@@ -55,14 +55,13 @@ class Enroller:
         return await self._answer(unit_of(loan), enrolment.rollout, enrolment.spec, token)
 
     async def _allowed(self, request: RegisterRequest, token: str) -> Enrolment:
-        store, caller = self.world.store, await self._caller(token)
-        trainer = await store.kube.get(kinds.POD, caller.pod, caller.namespace)
+        caller, trainer = await self._caller_and_pod(token)
         return enrol.check(
             request,
             caller=caller,
             trainer=trainer,
-            rollout=store.index.rollouts.get(self._rollout_key(request)),
-            loans=store.index.loans.values(),
+            rollout=self.world.store.index.rollouts.get(self._rollout_key(request)),
+            loans=self.world.store.index.loans.values(),
             namespaces=self.world.settings.namespaces,
             devices=await self._devices(trainer),
             visible_allowed=self.world.settings.may_use_visible_devices(caller.namespace),
@@ -75,17 +74,21 @@ class Enroller:
             LoanProblem: it may not lend at all; the message says what to change.
             OperatorError: the API server does not answer.
         """
-        store, caller = self.world.store, await self._caller(token)
-        trainer = await store.kube.get(kinds.POD, caller.pod, caller.namespace)
+        caller, trainer = await self._caller_and_pod(token)
         return enrol.access_of(
             request,
             caller=caller,
             trainer=trainer,
-            rollout=store.index.rollouts.get(self._rollout_key(request)),
+            rollout=self.world.store.index.rollouts.get(self._rollout_key(request)),
             namespaces=self.world.settings.namespaces,
             devices=await self._devices(trainer),
             visible_allowed=self.world.settings.may_use_visible_devices(caller.namespace),
         )
+
+    async def _caller_and_pod(self, token: str) -> tuple[Caller, Object | None]:
+        """Who asks, and the pod as the API server has it now."""
+        caller = await self._caller(token)
+        return caller, await self.world.store.kube.get(kinds.POD, caller.pod, caller.namespace)
 
     async def _devices(self, trainer: Object | None) -> Devices:
         return UNKNOWN if trainer is None else await look(self.world.store.kube, trainer)
@@ -165,9 +168,8 @@ class Enroller:
             LoanProblem: it may not; the message says what to change.
             OperatorError: the API server does not answer.
         """
-        caller = await self._caller(token)
+        caller, trainer = await self._caller_and_pod(token)
         key = self._rollout_key(request)
-        trainer = await self.world.store.kube.get(kinds.POD, caller.pod, caller.namespace)
         loans = members_of(self.world.store.index.loans.values(), caller.namespace, request.group)
         rollout, spec = enrol.check_driver(
             request,

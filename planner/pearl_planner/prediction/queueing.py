@@ -56,12 +56,6 @@ class Solution:
         share = max(population, 0.0) - low
         return self.throughput[low] * (1 - share) + self.throughput[low + 1] * share
 
-    def cycle_seconds(self, population: float) -> float:
-        """Mean time of one turn with everything around it: n / X(n)."""
-        n = max(population, 1.0)
-        rate = self.at(n)
-        return n / rate if rate > 0 else math.inf
-
 
 def solve(network: Network, population: int) -> Solution:
     """X(0 … population): exact up to `EXACT_POPULATION`, beyond it by scaling."""
