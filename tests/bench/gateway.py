@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
+from figures import print_rows
 from gateway_cells import CAPACITY, PACED, REAL, SMALL, THROUGHPUT, Cell, memory_shape, planned_local_append
-from gateway_page import Result, print_table, write_page
+from gateway_page import Result, rows, write_page
 from gateway_processes import RIGHTS, Server, engines, gateway, real_engines, router
 from gateway_turns import Load, Measured, Shape
 
@@ -180,7 +181,7 @@ def main() -> int:
         bench = Bench(options, Path(folder))
         bench.run()
     result = bench.result
-    print_table(result)
+    print_rows(rows(result))
     if options.json:
         options.json.write_text(json.dumps(result.as_dict(), indent=2) + "\n")
     if options.page:

@@ -6,6 +6,7 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from figures import in_markdown
 from gateway_cells import CAPACITY, LONG, PACED, SHORT, THROUGHPUT, Cell
 from gateway_plots import plot_latency, plot_throughput
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from figures import Row
     from gateway_turns import Measured, Shape
 
 _CHUNK_TOKENS = 16
@@ -177,7 +179,7 @@ def _without_answers(run: Measured) -> dict[str, Any]:
     return content
 
 
-def rows(result: Result) -> list[tuple[str, str, str]]:
+def rows(result: Result) -> list[Row]:
     """What, measured, target."""
     figures, more = result.summary(), result.details()
 
@@ -225,19 +227,11 @@ def cell_rows(result: Result) -> list[tuple[str, ...]]:
     return found
 
 
-def print_table(result: Result) -> None:
-    """To the terminal."""
-    table = rows(result)
-    width = max(len(what) for what, _, _ in table)
-    for what, found, target in table:
-        print(f"{what:{width}}  {found}{f'   (target {target})' if target else ''}")
-
-
 def write_page(result: Result, folder: Path) -> None:
     """`gateway.md` with its plots as PNG and SVG."""
     plot_latency(result.of(PACED), folder)
     plot_throughput([(cell.name, ratio(cell)) for cell in result.of(THROUGHPUT)], folder)
-    table = "\n".join(f"| {what} | {found} | {target} |" for what, found, target in rows(result))
+    table = in_markdown(rows(result))
     cells = "\n".join(f"| {' | '.join(row)} |" for row in cell_rows(result))
     (folder / "gateway.md").write_text(TEXT.format(table=table, cells=cells))
 

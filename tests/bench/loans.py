@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "bench")]
 
 import loans_operator  # noqa: E402
-from loans_page import Measured, print_table, write_page  # noqa: E402
+from figures import print_rows  # noqa: E402
+from loans_page import Measured, rows, write_page  # noqa: E402
 from loans_trainers import Agents, Times, agents_server, trainers  # noqa: E402
 
 JOIN_SECONDS = 0.15
@@ -108,7 +109,7 @@ def main() -> int:
     measured = asyncio.run(churn(ours, port, agents_port, **wanted))
     operator.join(timeout=10)
     measured = measured.with_machine(cores=os.cpu_count() or 1, load_before=load)
-    print_table(measured)
+    print_rows(rows(measured))
     if arguments.json:
         arguments.json.write_text(json.dumps(measured.as_dict(), indent=2) + "\n")
     if arguments.page:

@@ -11,13 +11,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from fake_cluster import FakeKube, FakePrometheus
+from fake_cluster import FakeKube, FakePrometheus, quiet_stats
 from fastapi import FastAPI
 from loan_cluster import KEY, SPEC, WATCHED, Keys, trainer_pod
 
 from pearl_api import names
 from pearl_api.rollout import PearlRolloutSpec
-from pearl_api.wire.gateway import Counters, GatewayStats, LiveStates
 from pearl_operator import kinds
 from pearl_operator.agents import AgentClient
 from pearl_operator.clock import SystemClock
@@ -32,6 +31,7 @@ from pearl_operator.web import server_of
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from pearl_api.wire.gateway import GatewayStats
     from pearl_operator.kinds import Kind
     from pearl_operator.ports import PodAddress, RolloutKey
 
@@ -73,22 +73,7 @@ class QuietGateway:
     """Nothing is asked for: every loan is taken, because the first loans measure what they cost."""
 
     async def stats(self, rollout: RolloutKey) -> GatewayStats:
-        return GatewayStats(
-            rollout=rollout.name,
-            uptime_seconds=1.0,
-            profile=None,
-            profile_age_seconds=None,
-            batch=None,
-            unfinished=[],
-            live=LiveStates(),
-            workers=[],
-            counters=Counters(),
-            window=None,
-            local_append_tokens=0,
-            weights_wanted=None,
-            weights_min=None,
-            weights_max=None,
-        )
+        return quiet_stats(rollout.name)
 
 
 class Kubelet:

@@ -7,11 +7,14 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from figures import in_markdown
+
 from pearl_simulator.reporting.plots import PNG_DOTS_PER_INCH
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from figures import Row
     from loans_trainers import Trainer
 
 OVERHEAD_TARGET = 0.2
@@ -86,7 +89,7 @@ class Measured:
         return {"summary": self.summary(), **asdict(self)}
 
 
-def rows(measured: Measured) -> list[tuple[str, str, str]]:
+def rows(measured: Measured) -> list[Row]:
     """What, measured, target."""
     figures = measured.summary()
 
@@ -114,18 +117,10 @@ def rows(measured: Measured) -> list[tuple[str, str, str]]:
     ]
 
 
-def print_table(measured: Measured) -> None:
-    """To the terminal."""
-    table = rows(measured)
-    width = max(len(what) for what, _, _ in table)
-    for what, found, target in table:
-        print(f"{what:{width}}  {found}{f'   (target {target})' if target else ''}")
-
-
 def write_page(measured: Measured, folder: Path) -> None:
     """`loans.md` with `loans.png` and `loans.svg`."""
     plot(measured, folder)
-    table = "\n".join(f"| {what} | {found} | {target} |" for what, found, target in rows(measured))
+    table = in_markdown(rows(measured))
     (folder / "loans.md").write_text(TEXT.format(table=table, sets=measured.sets))
 
 

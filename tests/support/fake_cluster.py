@@ -381,6 +381,26 @@ class FakeKubelet:
         self.kube.store(kinds.POD, {**pod, "spec": spec, "status": status})
 
 
+def quiet_stats(rollout: str, **known: Any) -> GatewayStats:
+    """Of a gateway that has seen nothing but what is `known`."""
+    nothing: dict[str, Any] = {
+        "uptime_seconds": 1.0,
+        "profile": None,
+        "profile_age_seconds": None,
+        "batch": None,
+        "unfinished": [],
+        "live": LiveStates(),
+        "workers": [],
+        "counters": Counters(),
+        "window": None,
+        "local_append_tokens": 0,
+        "weights_wanted": None,
+        "weights_min": None,
+        "weights_max": None,
+    }
+    return GatewayStats(rollout=rollout, **nothing | known)
+
+
 @dataclass
 class FakeGateway:
     kube: FakeKube
@@ -397,21 +417,12 @@ class FakeGateway:
         if self.down:
             raise Unavailable("the gateway does not answer")
         pods = await self.kube.list(kinds.POD, None, {names.LABEL_ROLLOUT: rollout.name})
-        return GatewayStats(
-            rollout=rollout.name,
-            uptime_seconds=1.0,
+        return quiet_stats(
+            rollout.name,
             profile=self.profile,
-            profile_age_seconds=None,
             batch=self.batch,
-            unfinished=[],
             live=self.live,
             workers=[self._view(pod) for pod in pods if names.LABEL_ROLE in pod["metadata"].get("labels", {})],
-            counters=Counters(),
-            window=None,
-            local_append_tokens=0,
-            weights_wanted=None,
-            weights_min=None,
-            weights_max=None,
         )
 
     def _view(self, pod: Object) -> WorkerView:
