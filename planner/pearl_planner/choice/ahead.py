@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pearl_planner.choice.costs import flip_seconds
 from pearl_planner.choice.evaluate import grid
 from pearl_planner.engine.model import decode_seconds, prefill_seconds
 from pearl_planner.numbers import clamp
@@ -24,7 +25,6 @@ OVERLOAD = 1.0
 """Worker-seconds asked of a stage per second and worker."""
 ROOM = 0.6
 MOST_FACTOR = 4.0
-FLIP_SECONDS = 1.0
 
 
 def pressed(snapshot: Snapshot, known: Situation, shape: Shape) -> float | None:
@@ -58,6 +58,6 @@ def with_mix(known: Situation, factor: float) -> Situation:
     return replace(known, load=load, horizon_seconds=HORIZON_SECONDS, returns=True, floor_seconds=0.0, feeding=None)
 
 
-def lasting(since: float | None, flip_seconds: float | None, now: float) -> bool:
+def lasting(since: float | None, measured_flip: float | None, now: float) -> bool:
     """Whether a stage is pressed for longer than a flip takes."""
-    return since is not None and now - since > (FLIP_SECONDS if flip_seconds is None else flip_seconds)
+    return since is not None and now - since > flip_seconds(measured_flip)

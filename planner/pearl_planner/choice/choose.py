@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pearl_planner.choice.costs import flip_seconds
 from pearl_planner.numbers import clamp
 from pearl_planner.types import Memory, Reason, Role, Shape, Worker
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pearl_planner.prediction.predict import Forecast
 
 MIN_SAVING_SECONDS = 0.5
-FLIP_SECONDS = 1.0
 FADING_SECONDS = 60.0
 """A rival that stays ahead so long needs half the threshold only."""
 MOST_FADED = 3.0
@@ -62,8 +62,9 @@ def switch_cost_seconds(workers: Sequence[Worker], roles: dict[str, Role], situa
         if roles[worker.uid] is not Role.COLOCATED
     )
     able = sum(1 for worker in workers if roles.get(worker.uid, worker.role) is not Role.DECODE)
-    label = FLIP_SECONDS if situation.memory.flip_cost_seconds is None else situation.memory.flip_cost_seconds
-    return label + lost * situation.table.prefill_per_token_seconds / max(able, 1)
+    return flip_seconds(situation.memory.flip_cost_seconds) + lost * situation.table.prefill_per_token_seconds / max(
+        able, 1
+    )
 
 
 def total_seconds(forecast: Forecast, present: Forecast, situation: Situation) -> float:

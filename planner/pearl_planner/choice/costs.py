@@ -24,8 +24,15 @@ MOST_UNDER_WAY = 64
 LIFE_FADING_SECONDS = 4 * 3600.0
 LONGEST_GAP_SECONDS = 60.0
 """A longer time between two looks was an outage: nobody knows what lived through it."""
+FLIP_SECONDS = 1.0
+"""Before any flip was measured."""
 _WAKING = frozenset({"Granted", "Waking", "Serving"})
 _FIELDS = {"start": "start_cost_seconds", "wake": "wake_cost_seconds", "flip": "flip_cost_seconds"}
+
+
+def flip_seconds(measured: float | None) -> float:
+    """From a role label written until the gateway routes by it: as measured, or what is expected of a first flip."""
+    return FLIP_SECONDS if measured is None else measured
 
 
 def learn_costs(snapshot: Snapshot) -> Memory:
