@@ -33,6 +33,8 @@ class PearlDouble:
     bodies: dict[str, Any] = field(default_factory=dict)
     batches: list[dict[str, Any]] = field(default_factory=list)
     finished: int = 0
+    renewed: threading.Event = field(default_factory=threading.Event)
+    """Set by every heartbeat."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,6 +126,7 @@ class PearlDouble:
         try:
             if path.endswith("/heartbeat"):
                 self.fence = self.fence.expire(now).renew(epoch, now)
+                self.renewed.set()
                 return 200, {"epoch": epoch, "fenced": False, "granted": True}
             self.fence = self.fence.expire(now).reclaim(epoch)
         except FencedError as error:

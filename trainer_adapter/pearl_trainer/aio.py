@@ -1,4 +1,8 @@
-"""The asynchronous driver: runs the core's flows as coroutines and tasks of the running loop."""
+"""The asynchronous driver: runs the core's flows as coroutines of the running loop.
+
+What goes on beside the caller for the life of a loan (renewals and repeated offers) runs on a thread with connections
+of its own, as under the blocking driver: a trainer that blocks its event loop for a training step keeps its lease.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +12,33 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from pearl_trainer import transport
+from pearl_trainer import blocking, transport
 from pearl_trainer.sansio import Flow, Invoke, Outcome, Request, Send, Sleep, Spawn, Step
 
 T = TypeVar("T")
 
 
 class Background:
-    """A flow that runs beside the caller until it is stopped."""
+    """A flow that runs beside the caller until it is stopped: on a thread, or as a task of the loop."""
 
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self._task = task
+    def __init__(self, runs: blocking.Background | asyncio.Task[Any]) -> None:
+        self._runs = runs
 
     async def stop(self) -> None:
-        """Ends it now."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        """Ends it; a thread after the request that it is waiting for, meanwhile the loop goes on."""
+        if isinstance(self._runs, blocking.Background):
+            await asyncio.get_running_loop().run_in_executor(None, self._runs.stop)
+        else:
+            self._runs.cancel()
+            await asyncio.gather(self._runs, return_exceptions=True)
 
 
 class Driver:
     """Runs flows on the event loop that it is used from. Close it when done."""
 
     def __init__(self, transport_: httpx2.AsyncBaseTransport | None = None) -> None:
-        """`transport_` replaces the network in tests."""
+        """`transport_` replaces the network in tests; it belongs to the loop, so background flows run there too."""
+        self._threads = blocking.Driver() if transport_ is None else None
         self._loans = httpx2.AsyncClient(transport=transport_, **transport.LOANS)
         self._bulk = httpx2.AsyncClient(transport=transport_, **transport.BULK)
         self._spawned: set[asyncio.Task[Any]] = set()
@@ -49,8 +57,9 @@ class Driver:
             flow.close()
 
     def start(self, flow: Flow[object]) -> Background:
-        """Runs one flow beside the caller."""
-        background = Background(asyncio.ensure_future(self.run(flow)))
+        """Runs one flow, which invokes nothing of the user's, beside the caller."""
+        threads = self._threads
+        background = Background(asyncio.ensure_future(self.run(flow)) if threads is None else threads.start(flow))
         self._running.append(background)
         return background
 
@@ -59,6 +68,8 @@ class Driver:
         for background in self._running:
             await background.stop()
         await asyncio.gather(*self._spawned, return_exceptions=True)
+        if self._threads is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._threads.close)
         await self._loans.aclose()
         await self._bulk.aclose()
 
