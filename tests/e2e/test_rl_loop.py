@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pearl_dev.fleet import Api
     from pearl_dev.product import Installation
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 STEPS = 16
 

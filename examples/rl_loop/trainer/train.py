@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pearl_trainer import BatchProgress, Trajectory
 
 FIRST_VERSION = 1
+WAIT_SECONDS = 2.0
+"""Between two more batches without an update, while the engine of the lent GPU starts."""
 
 
 def train(pearl: PearlClient, policy: Policy, options: argparse.Namespace) -> None:
@@ -57,8 +59,10 @@ def play_frozen(pearl: PearlClient, games: Games, options: argparse.Namespace) -
         batch, progress = rollout(pearl, step, FIRST_VERSION, games.batch())
         report.say(event="frozen", **report.of_batch(batch, progress, FIRST_VERSION))
         enough = report.borrowed(batch) or time.monotonic() > impatient_at
-        if enough and step + 1 >= options.frozen:
-            break
+        if step + 1 >= options.frozen:
+            if enough:
+                break
+            time.sleep(WAIT_SECONDS)  # where all share a few cores, play would take what the engine starts with
     return step + 1
 
 
