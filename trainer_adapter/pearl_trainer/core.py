@@ -40,7 +40,8 @@ COOLING_DOWN = "CoolingDown"
 """A refusal that ends by itself within a second or so: the next heartbeat offers again."""
 EARLIER_SECONDS = 30.0
 """How long an earlier process of this pod may have lent after this one began: its lease, and what its agents take to
-end their engines, of rollouts whose `reclaimSeconds` is at most 16."""
+end their engines, of rollouts whose `reclaimSeconds` is at most 16. Nothing in a pod proves that there was none: disks
+are new after a restart, and this process may be older than the end of the one that it follows (pools, `exec`)."""
 NOT_FOUND = 404
 
 
@@ -109,8 +110,8 @@ class LoanCore:
         """Highest loan epoch heard of; 0 = none."""
         return self._lease.epoch
 
-    def enrol(self) -> Flow[None]:
-        """Enrols once; PEARL out of reach leaves the loan not enrolled, and each offer tries again.
+    def enrol(self, within_seconds: float = endpoints.REGISTER_SECONDS) -> Flow[None]:
+        """Enrols once; PEARL out of reach (for so long) leaves the loan not enrolled, and each offer tries again.
 
         Raises:
             Rejected: the operator says what is wrong with the request.
@@ -120,7 +121,7 @@ class LoanCore:
         if base is None:
             self._warn("PEARL_OPERATOR_URL is not set: training goes on, and nothing is lent")
             return
-        request = endpoints.register(base, self._identity.token(), self._identity.request)
+        request = endpoints.register(base, self._identity.token(), self._identity.request, within_seconds)
         try:
             answer = RegisterAnswer.from_wire((yield from call(request)))
         except (Unavailable, ProtocolError) as error:
@@ -130,9 +131,9 @@ class LoanCore:
         self._lease.enrolled(answer)
         log.info("enrolled as %s/%s with %d borrower(s)", answer.namespace, answer.name, answer.slots)
 
-    def _enrol_again(self) -> Flow[None]:
+    def _enrol_again(self, within_seconds: float = endpoints.REGISTER_SECONDS) -> Flow[None]:
         try:
-            yield from self.enrol()
+            yield from self.enrol(within_seconds)
         except PearlError as error:
             # The script's own mistakes were raised at its start; by now training must not end for anything here.
             self._warn(f"cannot enrol with PEARL, training goes on: {error}")
@@ -246,10 +247,15 @@ class LoanCore:
         return free
 
     def _take_back(self, within_seconds: float | None, *, last: bool) -> Flow[Free]:
-        offered, held = self._lease.wanted, self._lease.take_back()
+        began, offered, held = self._clock(), self._lease.wanted, self._lease.take_back()
         self.meter.mark(IDLE)
-        if self._api is None and self._identity.operator_url is not None and self._clock() < self._earlier_over:
-            return (yield from self._outlive_earlier(within_seconds))
+        if self._in_doubt and not last:  # who leaves does not train
+            yield from self._outlive_earlier(within_seconds)
+            if self._api is None:
+                return Free(self._lease.epoch, via="lease")
+            held = self._lease.take_back()
+            if within_seconds is not None:
+                within_seconds -= self._clock() - began
         api = self._api
         if api is None or held is None:
             if api is not None and offered:
@@ -260,26 +266,45 @@ class LoanCore:
         return (yield from reclaim.run(within, last=last))
 
     @property
+    def _in_doubt(self) -> bool:
+        """Nobody can say yet whether a process before this one has lent, and to whom."""
+        unknown = self._api is None and self._identity.operator_url is not None
+        return unknown and self._clock() < self._earlier_over
+
+    @property
     def _earlier_over(self) -> float:
         return self._began + EARLIER_SECONDS
 
-    def _outlive_earlier(self, within_seconds: float | None) -> Flow[Free]:
-        """Nobody can say whether a process before this one has lent, and to whom: wait until that is over anyway.
+    def settle(self) -> Flow[None]:
+        """Ends the doubt: PEARL answers, or whatever an earlier process has lent is over; soon in any case."""
+        self._lease.take_back()
+        if self._in_doubt:
+            yield from self._outlive_earlier(None)
+
+    def _outlive_earlier(self, within_seconds: float | None) -> Flow[None]:
+        """Waits until the doubt is over.
 
         Only a trainer that was started a moment ago waits here, for a PEARL that it cannot reach.
+
+        Raises:
+            NotReturned: after `within_seconds` it is not.
         """
-        left = self._earlier_over - self._clock()
-        waits = left if within_seconds is None else min(within_seconds, left)
-        yield Sleep(waits)
-        if self._clock() >= self._earlier_over:
-            return Free(self._lease.epoch, via="lease")
-        raise NotReturned(
-            f"PEARL cannot be reached, and a process that ran in this pod before may have lent its GPUs until "
-            f"{left - waits:.0f} s from now: call reclaim() again, or pass a longer `within`",
-            epoch=self._lease.epoch,
-            agents={},
-            lease_over_seconds=waits - left,
-        )
+        over = self._earlier_over
+        until = over if within_seconds is None else min(over, self._clock() + within_seconds)
+        log.warning("PEARL cannot be reached: training waits until nothing that was lent before can be lent still")
+        while self._in_doubt and (left := until - self._clock()) > 0:
+            yield from self._enrol_again(left)
+            if self._in_doubt:
+                yield Sleep(min(OFFER_SECONDS, max(until - self._clock(), 0.0)))
+        if self._in_doubt:
+            left = over - self._clock()
+            raise NotReturned(
+                f"PEARL cannot be reached, and a process that ran in this pod before may have lent its GPUs until "
+                f"{left:.0f} s from now: call reclaim() again, or pass a longer `within`",
+                epoch=self._lease.epoch,
+                agents={},
+                lease_over_seconds=-left,
+            )
 
     def leave(self) -> Flow[None]:
         """Ends the enrolment; call it after a reclaim."""

@@ -61,10 +61,13 @@ class LoanApi:
         return Request(method, f"{self.base}{path}{tail}", loan.token, body, timeout, min(CONNECT_SECONDS, timeout))
 
 
-def register(base: str, token: str, message: RegisterRequest | GroupRequest) -> Request:
+def register(
+    base: str, token: str, message: RegisterRequest | GroupRequest, within_seconds: float = REGISTER_SECONDS
+) -> Request:
     """Enrols this pod, or takes the handle of a group; the token is the projected one."""
     kind = "groups" if isinstance(message, GroupRequest) else "loans"
-    return Request("POST", f"{base}/v1/{kind}/register", token, message.to_wire(), REGISTER_SECONDS)
+    seconds = min(within_seconds, REGISTER_SECONDS)
+    return Request("POST", f"{base}/v1/{kind}/register", token, message.to_wire(), seconds)
 
 
 def access(base: str, token: str, message: AccessRequest) -> Request:

@@ -92,6 +92,7 @@ class RankedLoan:
     def before_training(self, within_seconds: float | None) -> Flow[None]:
         """Returns when the GPUs of the pod are back and this rank's model is on its GPU."""
         if self.leads:
+            yield from self.core.settle()  # a deadline of the script's must not end training for a PEARL that is away
             yield from self.core.reclaim(within_seconds)
         yield from self._meet()
         if self._offloaded and self._hooks.onload is not None:

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 from recorder import BASE, Operator
 
-from pearl_trainer.core import Identity, LoanCore
+from pearl_trainer.core import EARLIER_SECONDS, Identity, LoanCore
 from pearl_trainer.errors import NotReturned
 from pearl_trainer.gpus import MemoryProbe
 from pearl_trainer.messages import RegisterRequest
@@ -214,8 +214,10 @@ class Protocol(RuleBasedStateMachine):
     def reclaim(self, within: float | None) -> None:
         if self.lending is not None:
             return  # the script is in lend()
+        # Who never reached PEARL knows no default deadline, and waits for what its predecessor may have lent.
+        default = 10.0 if self.core.registration is not None else EARLIER_SECONDS + 10.0
         task = self.trainer.start(self.core.reclaim(within))
-        self.reclaiming = (task, self.now + (within or 10.0))
+        self.reclaiming = (task, self.now + (within or default))
         self.settle()
 
     @precondition(lambda self: self.training)

@@ -279,6 +279,41 @@ async def test_an_operator_that_is_away_at_the_start_is_found_later(client: Asyn
     await loan.close()
 
 
+async def test_an_operator_that_is_away_at_the_start_delays_training_and_never_stops_it(
+    client: AsyncPearlClient, pearl: Pearl
+) -> None:
+    pearl.operator_up = False
+    async with await client.register(rollout="swe") as loan:
+        async with loan.training(within=5):
+            assert 30 <= now() <= 31
+        async with loan.training(within=5):
+            assert now() <= 32
+
+
+async def test_an_operator_that_comes_back_tells_at_once_what_an_earlier_process_has_lent(
+    client: AsyncPearlClient, pearl: Pearl
+) -> None:
+    pearl.operator_up, pearl.epoch = False, 3
+    loan = await client.register(rollout="swe", lend=False)
+    reclaiming = asyncio.ensure_future(loan.reclaim())
+    await asyncio.sleep(5)
+    for agent in pearl.agents:
+        agent.fence = agent.now_fence().grant(3, 8.0, now())
+    pearl.operator_up = True
+    free = await reclaiming
+    assert (free.via, free.epoch) == ("agents", 3)
+    assert now() < 8
+    assert not any(agent.fence.granted for agent in pearl.agents)
+    await loan.close()
+
+
+async def test_who_leaves_waits_for_no_earlier_process(client: AsyncPearlClient, pearl: Pearl) -> None:
+    pearl.operator_up = False
+    async with await client.register(rollout="swe"):
+        pass
+    assert now() < 1
+
+
 async def test_without_pearl_training_goes_on_and_models_stay_where_they_are() -> None:
     calls: list[str] = []
     client = AsyncPearlClient(Settings(visible_devices="GPU-a"), clock=now)
