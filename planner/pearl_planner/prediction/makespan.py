@@ -80,7 +80,8 @@ def settle(
     """Speeds at which what `running` trajectories like the members do and what the stations say agree."""
     share = running / max(sum(member.many for member in members), 1e-9)
     running = max(running, 1.0)
-    slow = guess or stations.slowness(turn, Presence(running, 0.0, 0.0, 0.0), running)
+    slowness = stations.moment(turn, running, running)
+    slow = guess or slowness(Presence(running, 0.0, 0.0, 0.0))
     per_second = 0.0
     for _ in range(MAX_PASSES):
         per_turn, per_token = slow.per_turn, slow.per_token
@@ -92,8 +93,7 @@ def settle(
                 tokens += count * made / seconds
         per_second *= share
         decoding, local = tokens * share * per_token, per_second * slow.per_local
-        at = Presence(running, per_second, per_second * slow.per_prefill, decoding, local)
-        new = stations.slowness(turn, at, running)
+        new = slowness(Presence(running, per_second, per_second * slow.per_prefill, decoding, local))
         change = abs(new.per_turn - per_turn) + abs(new.per_token - per_token) * turn.generated_tokens
         size = per_turn + per_token * turn.generated_tokens
         slow = new

@@ -24,7 +24,6 @@ from pearl_planner.workload.profile import Profile
 
 if TYPE_CHECKING:
     from pearl_planner.engine.model import EngineTable
-    from pearl_planner.prediction.makespan import Flow
     from pearl_planner.types import Batch
 
 SAME_THRESHOLD = 0.01
@@ -68,15 +67,16 @@ def predict(
     in_flight = _in_flight(shape, load, table, window)
     if shape.workers < 1 or in_flight < 1:
         return _infeasible(shape, "the KV of one trajectory does not fit" if shape.workers else "no workers")
+    stations = stations_of(shape, load, table, in_flight)
     if shape.mode is Mode.COLOCATED:
-        return _judge(shape, load, table, in_flight, 0)
+        return _judge(stations, load, in_flight, 0, _steady(stations, load, in_flight, 0))
     wanted = local_append_tokens(load, table, sequences=in_flight / shape.decode)
     thresholds = sorted({0, wanted, *(() if present_threshold is None else (present_threshold,))})
-    rates = {tokens: _steady(shape, load, table, in_flight, tokens).turns_per_second for tokens in thresholds}
+    rates = {tokens: _steady(stations, load, in_flight, tokens) for tokens in thresholds}
     best = max(thresholds, key=lambda tokens: (rates[tokens], -tokens))
     if present_threshold is not None and rates[present_threshold] * (1 + SAME_THRESHOLD) >= rates[best]:
         best = present_threshold
-    return _judge(shape, load, table, in_flight, best)
+    return _judge(stations, load, in_flight, best, rates[best])
 
 
 def predict_makespan(
@@ -146,24 +146,24 @@ def _in_flight(shape: Shape, load: Workload, table: EngineTable, window: int | N
     return min(float(load.trajectories), math.inf if window is None else float(window))
 
 
-def _steady(shape: Shape, load: Workload, table: EngineTable, in_flight: float, local: int) -> Flow:
-    """The flow with always as many in flight."""
+def _steady(stations: Stations, load: Workload, in_flight: float, local: int) -> float:
+    """Turns per second with always as many in flight."""
     member = Member(in_flight, load.delay_seconds, 1.0, load.generated_tokens)
-    return settle(stations_of(shape, load, table, in_flight), turn_of(shape, load, local), [member], in_flight)
+    return settle(stations, turn_of(stations.shape, load, local), [member], in_flight).turns_per_second
 
 
-def _judge(shape: Shape, load: Workload, table: EngineTable, in_flight: float, local: int) -> Forecast:
-    rate = _steady(shape, load, table, in_flight, local).turns_per_second
+def _judge(stations: Stations, load: Workload, in_flight: float, local: int, rate: float) -> Forecast:
+    shape = stations.shape
     if not (math.isfinite(rate) and rate > 0):
         return _infeasible(shape, "the engine model gives no finite time")
-    makespan = None if load.rest is None else _makespan(shape, load, table, in_flight, local)
+    makespan = None if load.rest is None else _makespan(stations, load, in_flight, local)
     if makespan is not None and not math.isfinite(makespan.mean):
         return _infeasible(shape, "the engine model gives no finite time")
     mean = None if makespan is None else makespan.mean
     return Forecast(Prediction(shape, rate, mean, 0.0, feasible=True), local, makespan)
 
 
-def _makespan(shape: Shape, load: Workload, table: EngineTable, in_flight: float, local: int) -> Makespan:
+def _makespan(stations: Stations, load: Workload, in_flight: float, local: int) -> Makespan:
     """Of all paths."""
     rest = load.rest
     if rest is None or not rest.paths:
@@ -171,12 +171,11 @@ def _makespan(shape: Shape, load: Workload, table: EngineTable, in_flight: float
     limits = Limits(
         in_flight,
         refill=in_flight if load.refill else 0.0,
-        first_seconds=prefill_seconds(table, load.at(1.0)[1], 0.0),
+        first_seconds=prefill_seconds(stations.table, load.at(1.0)[1], 0.0),
         tokens=load.generated_tokens / rest.generated_tokens,
         waits=load.environment_seconds / rest.environment_seconds if rest.environment_seconds > 0 else 1.0,
     )
-    stations = stations_of(shape, load, table, in_flight)
-    steps = course(rest, stations, lambda number: turn_of(shape, load, local, number), limits)
+    steps = course(rest, stations, lambda number: turn_of(stations.shape, load, local, number), limits)
     ends = finish_seconds(rest, steps, limits)
     return Makespan(sum(ends) / len(ends), *(_quantile(ends, share) for share in (0.1, 0.5, 0.9)))
 

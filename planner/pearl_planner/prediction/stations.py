@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pearl_planner.engine.model import chunk_seconds, decode_seconds, prefill_seconds, transfer_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pearl_planner.engine.model import EngineTable
     from pearl_planner.types import Shape
 
@@ -72,48 +74,66 @@ class Stations:
 
     def slowness(self, turn: Turn, at: Presence, contexts: float) -> Slowness:
         """Seconds per turn and per token; `contexts`: trajectories whose history should be in the caches."""
-        if self.shape.prefill:
-            return self._split(turn, at, contexts)
-        return self._shared(turn, at, contexts)
+        return self.moment(turn, at.running, contexts)(at)
 
-    def _shared(self, turn: Turn, at: Presence, contexts: float) -> Slowness:
+    def moment(self, turn: Turn, running: float, contexts: float) -> Callable[[Presence], Slowness]:
+        """`slowness` while so many run: what follows from that alone is worked out once, for many answers."""
+        return self._split(turn, running, contexts) if self.shape.prefill else self._shared(turn, running, contexts)
+
+    def _shared(self, turn: Turn, running: float, contexts: float) -> Callable[[Presence], Slowness]:
         """Colocated: every neighbour's prefill holds a sequence up."""
-        workers = float(self.shape.colocated)
-        here = 1.0 + (at.prefilling + at.decoding) * self._others(at.running, workers) / workers
-        held, passes = self._held(here, turn)
-        tokens = self.computed(turn.local_tokens, turn.context_tokens, contexts, workers)
-        stall = self._chunk(tokens, turn)
-        step = decode_seconds(self.table, held, turn.context_tokens + turn.generated_tokens / 2)
-        per_turn = held * stall * passes
-        return Slowness(per_turn + step / 2, step * passes, per_turn)
+        table, workers = self.table, float(self.shape.colocated)
+        others, room = self._others(running, workers), self._room(turn)
+        stall = self._chunk(self.computed(turn.local_tokens, turn.context_tokens, contexts, workers), turn)
+        context = turn.context_tokens + turn.generated_tokens / 2
 
-    def _split(self, turn: Turn, at: Presence, contexts: float) -> Slowness:
+        def slowness(at: Presence) -> Slowness:
+            here = 1.0 + (at.prefilling + at.decoding) * others / workers
+            held, passes = (here, 1.0) if here <= room else (room, here / room)
+            step = decode_seconds(table, held, context)
+            per_turn = held * stall * passes
+            return Slowness(per_turn + step / 2, step * passes, per_turn)
+
+        return slowness
+
+    def _split(self, turn: Turn, running: float, contexts: float) -> Callable[[Presence], Slowness]:
         """Prefill workers, then the hand-off, then decode workers (with the appends they prefill themselves)."""
-        here = 1.0 + (at.local + at.decoding) * self._others(at.running, self.shape.decode) / self.shape.decode
-        held, passes = self._held(here, turn)
-        step = decode_seconds(self.table, held, turn.context_tokens + turn.generated_tokens / 2)
-        local, stalls = turn.local_share, 0.0
-        if local > 0.0:
-            stalls = local * held * self._chunk(turn.local_tokens, turn) * passes
-        per_turn = step / 2 + stalls
-        if local >= 1.0:
-            return Slowness(per_turn, step * passes, 0.0, stalls)
-        remote = (1.0 - local) * self._remote(turn, at, contexts)
-        hand_off = (1.0 - local) * transfer_seconds(self.table, turn.remote_tokens)
-        return Slowness(per_turn + remote + hand_off, step * passes, remote, stalls)
+        table, workers, local = self.table, self.shape.decode, turn.local_share
+        others, room = self._others(running, workers), self._room(turn)
+        chunk = self._chunk(turn.local_tokens, turn) if local > 0.0 else 0.0
+        context = turn.context_tokens + turn.generated_tokens / 2
+        remotely = self._remote(turn, running, contexts)
+        hand_off = (1.0 - local) * transfer_seconds(table, turn.remote_tokens)
 
-    def _remote(self, turn: Turn, at: Presence, contexts: float) -> float:
+        def slowness(at: Presence) -> Slowness:
+            here = 1.0 + (at.local + at.decoding) * others / workers
+            held, passes = (here, 1.0) if here <= room else (room, here / room)
+            step = decode_seconds(table, held, context)
+            stalls = local * held * chunk * passes if local > 0.0 else 0.0
+            per_turn = step / 2 + stalls
+            if local >= 1.0:
+                return Slowness(per_turn, step * passes, 0.0, stalls)
+            remote = (1.0 - local) * remotely(at)
+            return Slowness(per_turn + remote + hand_off, step * passes, remote, stalls)
+
+        return slowness
+
+    def _remote(self, turn: Turn, running: float, contexts: float) -> Callable[[Presence], float]:
         """One turn at the prefill workers, with its wait."""
-        servers = self.shape.prefill
+        servers, elsewhere, variation = self.shape.prefill, 1.0 - turn.local_share, self.variation
         tokens = self.computed(turn.remote_tokens, turn.context_tokens, contexts, servers)
         service = prefill_seconds(self.table, tokens, max(turn.context_tokens - tokens, 0.0))
-        others = max(at.running - 1.0, 0.0) / at.running
-        offered = at.turns_per_second * (1.0 - turn.local_share) * service / servers
-        load = min(offered, 1.0) * others
-        waiting = max(at.prefilling * others / servers - load, 0.0)
-        wait = service * (waiting + pooling(load, servers) * load * (1.0 + self.variation) / 2)
-        # Mean values let a full station do a little more than it can; the power makes the settled flow stay below.
-        return (service + wait) * math.pow(max(offered, 1.0), OVERLOAD_POWER)
+        others = max(running - 1.0, 0.0) / running
+
+        def seconds(at: Presence) -> float:
+            offered = at.turns_per_second * elsewhere * service / servers
+            load = min(offered, 1.0) * others
+            waiting = max(at.prefilling * others / servers - load, 0.0)
+            wait = service * (waiting + pooling(load, servers) * load * (1.0 + variation) / 2)
+            # Mean values let a full station do a little more than it can; the power makes the settled flow stay below.
+            return (service + wait) * (math.pow(offered, OVERLOAD_POWER) if offered > 1.0 else 1.0)
+
+        return seconds
 
     def _others(self, running: float, workers: float) -> float:
         """Whom a trajectory meets on its worker, as a share of the mean number there: not itself."""
@@ -122,13 +142,10 @@ class Stations:
         even = max(self.placed - workers, 0.0) / (self.placed - 1.0) if math.isfinite(self.placed) else 1.0
         return even * (running - 1.0) / running if self.placed > 1.0 else 0.0
 
-    def _held(self, here: float, turn: Turn) -> tuple[float, float]:
-        """Sequences that a worker can hold of those that are there, and how many times as long a turn waits for it."""
+    def _room(self, turn: Turn) -> float:
+        """Sequences that a worker can hold; beyond it those that are there take turns."""
         capacity = self.table.kv_capacity_tokens
-        if capacity is None:
-            return here, 1.0
-        room = max(capacity / max(turn.context_tokens, 1.0), 1.0)
-        return (here, 1.0) if here <= room else (room, here / room)
+        return math.inf if capacity is None else max(capacity / max(turn.context_tokens, 1.0), 1.0)
 
     def _chunk(self, tokens: float, turn: Turn) -> float:
         prefix = max(turn.context_tokens - tokens, 0.0)

@@ -109,9 +109,10 @@ class Sampler:
 
 def _binomial(count: int, share: float) -> list[float]:
     """Chances of 0, 1, 2, … of `count`, without a tail that cannot be drawn."""
-    chance, found = math.pow(1.0 - share, count), list[float]()
-    while sum(found) < 1.0 - NO_CHANCE and len(found) < count:
+    chance, total, found = math.pow(1.0 - share, count), 0.0, list[float]()
+    while total < 1.0 - NO_CHANCE and len(found) < count:
         found.append(chance)
+        total += chance
         made = len(found)
         chance *= (count - made + 1) / made * share / (1.0 - share)
     return found
