@@ -15,7 +15,7 @@ from pearl_planner.prediction.makespan import remainder
 from pearl_planner.prediction.mean_turn import workload
 from pearl_planner.prediction.scale import corrected
 from pearl_planner.types import Feeding, Reason
-from pearl_planner.workload.lengths import lengths
+from pearl_planner.workload.lengths import turn_shares
 
 if TYPE_CHECKING:
     from pearl_planner.engine.model import EngineTable
@@ -87,10 +87,10 @@ def _table(policy: Policy, memory: Memory) -> EngineTable:
 
 def _rounds(snapshot: Snapshot, profile: Profile) -> tuple[tuple[int, float], ...]:
     """Of a whole batch like the open one; empty where sizes are not to be decided, or nobody knows how long it is."""
-    room, known, batch = sizes(snapshot), lengths(profile), snapshot.batch
-    if batch is None or known is None or room.elastic_high <= room.elastic_low:
+    room, shares, batch = sizes(snapshot), turn_shares(profile), snapshot.batch
+    if batch is None or shares is None or room.elastic_high <= room.elastic_low:
         return ()
-    return rounds_of(known.shares, batch.groups * batch.group_size)
+    return rounds_of(shares, batch.groups * batch.group_size)
 
 
 def exact(snapshot: Snapshot, known: Situation) -> Situation:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pearl_planner.numbers import clamp
-from pearl_planner.workload.lengths import lengths
+from pearl_planner.workload.lengths import mean_turns, turn_shares
 
 if TYPE_CHECKING:
     from pearl_planner.prediction.paths import Remainder
@@ -80,7 +80,7 @@ def workload(profile: Profile, trajectories: int, rest: Remainder | None, *, ref
     if profile.effective_turns < MIN_TURNS:
         return None
     retained = profile.retained.known_mean()
-    known = lengths(profile)
+    shares = turn_shares(profile)
     return Workload(
         appended_tokens=_appended(profile),
         generated_tokens=max(profile.generated.mean, 1.0),
@@ -93,7 +93,7 @@ def workload(profile: Profile, trajectories: int, rest: Remainder | None, *, ref
         rest=rest,
         error=comparison_error(profile),
         progress=_progress(profile),
-        turns_per_trajectory=None if known is None else known.mean,
+        turns_per_trajectory=None if shares is None else mean_turns(shares),
         edge_seconds=(profile.reset.known_mean() or 0.0) + (profile.reward.known_mean() or 0.0),
         refill=refill,
     )

@@ -29,6 +29,7 @@ NODES = tuple(-3.0 + 0.5 * i for i in range(13))
 """Where the common factor of a group is looked at."""
 
 _NORMAL = NormalDist()
+_TURN_BINS = tuple(turn_bin(turn) for turn in range(1, MAX_TURNS))
 
 
 def end_chances(profile: Profile) -> list[float]:
@@ -55,7 +56,7 @@ class Lengths:
     @property
     def mean(self) -> float:
         """E[S]."""
-        return sum(1.0 - share for share in self.shares)
+        return mean_turns(self.shares)
 
     def turns(self, score: float) -> int:
         """S that belongs to a standard normal score."""
@@ -85,20 +86,33 @@ class Lengths:
         return math.sqrt(self.likeness) * common + math.sqrt(1.0 - self.likeness) * own
 
 
-def lengths(profile: Profile) -> Lengths | None:
-    """None while no trajectory ever finished (nothing says when they end)."""
+def turn_shares(profile: Profile) -> tuple[float, ...] | None:
+    """`Lengths.shares`; None while no trajectory ever finished (nothing says when they end)."""
     chances = end_chances(profile)
     if chances[0] <= 0 and max(chances) <= 0:
         return None
     alive, shares = 1.0, [0.0]
-    for turn in range(1, MAX_TURNS):
-        alive *= 1.0 - chances[turn_bin(turn)]
+    for place in _TURN_BINS:
+        alive *= 1.0 - chances[place]
         if alive < NEGLIGIBLE:
             break
         shares.append(1.0 - alive)
     shares.append(1.0)
+    return tuple(shares)
+
+
+def mean_turns(shares: Sequence[float]) -> float:
+    """E[S], of P(S ≤ s) for s = 0, 1, 2 and so on."""
+    return sum([1.0 - share for share in shares])
+
+
+def lengths(profile: Profile) -> Lengths | None:
+    """None while no trajectory ever finished."""
+    shares = turn_shares(profile)
+    if shares is None:
+        return None
     scores = [_NORMAL.inv_cdf(min(max(share, 1e-9), 1 - 1e-9)) for share in shares[1:-1]]
-    return Lengths(tuple(shares), tuple(scores), profile.likeness)
+    return Lengths(shares, tuple(scores), profile.likeness)
 
 
 class Factors:
