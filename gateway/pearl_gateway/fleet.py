@@ -62,6 +62,10 @@ class Worker:
     """Called when the pod is gone or its address changed, so that no call waits for a dead peer."""
 
 
+def _serves(facts: WorkerFacts) -> tuple[object, ...]:
+    return facts.url, facts.role, facts.role_epoch, facts.activity, facts.ready
+
+
 class Fleet:
     """All workers by pod UID; `clock` gives monotonic seconds."""
 
@@ -77,6 +81,8 @@ class Fleet:
         self._changed = asyncio.Event()
         self._bad_links: dict[tuple[str, str], tuple[float, float]] = {}
         self.workers: dict[str, Worker] = {}
+        self.changes = 0
+        """How often a worker came, left or became another: what a trajectory compares from turn to turn."""
 
     def replace(self, facts: Iterable[WorkerFacts]) -> None:
         """Take over a complete list: what is not in it is gone."""
@@ -90,9 +96,11 @@ class Fleet:
         """Take over one worker's facts; routing follows at once."""
         worker = self.workers.get(facts.uid)
         if worker is None:
+            self.changes += 1
             self.workers[facts.uid] = Worker(facts=facts, role_seen_at=self._clock())
         elif worker.facts != facts:
             before, worker.facts = worker.facts, facts
+            self.changes += _serves(before) != _serves(facts)
             if (before.role, before.role_epoch) != (facts.role, facts.role_epoch):
                 worker.role_seen_at = self._clock()
                 worker.first_token_in_role_seconds = None
@@ -109,6 +117,7 @@ class Fleet:
         worker = self.workers.pop(uid, None)
         if worker is not None:
             self._lose(worker)
+            self.changes += 1
             self.notify()
 
     def notify(self) -> None:

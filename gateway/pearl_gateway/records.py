@@ -108,6 +108,7 @@ def turn_record(trajectory: Trajectory, turn: Turn) -> TurnRecord:
         retained_tokens=kept,
         environment_seconds=turn.environment_seconds,
         route=_ROUTES[turn.route] if turn.route is not None else None,
+        moved=turn.moved,
         cached_tokens=turn.cached_tokens,
         inter_token_seconds=(ended - first) / steps if first is not None and ended is not None and steps > 0 else None,
         first_token_seconds=None if first is None else first - turn.accepted_at,

@@ -56,6 +56,8 @@ class Turn:
     entries: list[dict[str, Any]] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     route: RouteKind | None = None
+    moved: bool = False
+    """The fleet changed since the turn before."""
     cached_tokens: int | None = None
     """Prompt tokens that the engine which prefilled had in its cache; None = the engine did not say."""
     first_token_at: float | None = None
@@ -167,6 +169,8 @@ class Trajectory:
     home: str | None = None
     prefill_home: str | None = None
     cached_tokens: int = 0
+    fleet_changes: int | None = None
+    """Changes of the fleet when a turn was last routed; None before the first."""
     last_generated: int | None = None
     """Tokens of the newest answer in the log; None before the first."""
     last_activity: float = 0.0
@@ -193,6 +197,11 @@ class Trajectory:
         if context[:shared] == prompt[:shared]:
             return shared
         return next(at for at in range(shared) if context[at] != prompt[at])
+
+    def routed(self, turn: Turn, changes: int) -> None:
+        """A turn, or the rest of it, goes to a worker of the fleet as it is after that many changes."""
+        turn.moved |= self.fleet_changes not in (None, changes)
+        self.fleet_changes = changes
 
     def commit(self, turn: Turn) -> bool:
         """Append a turn's prompt and answer to the log; False if its prompt broke the prefix.

@@ -146,6 +146,7 @@ class Runner:
         if worker is None or (route.prefill and prefill is None):
             return SegmentReason.WORKER_LOST
         turn.route = route.kind
+        trajectory.routed(turn, self._fleet.changes)
         draft = Draft(trajectory, turn, worker, prefill, weights)
         try:
             await self._generate(trajectory, turn, draft)

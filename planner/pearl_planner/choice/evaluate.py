@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pearl_planner.fleet.shapes import may_be, split
 from pearl_planner.prediction.predict import Forecast, predict
+from pearl_planner.prediction.scale import corrected
 from pearl_planner.types import Feeding, Memory, Mode, Policy, Shape
 
 if TYPE_CHECKING:
@@ -108,6 +109,13 @@ def grid(value: float, width: float = GRID) -> float:
     if value == 0 or not math.isfinite(value):
         return value
     return math.copysign(math.exp(round(math.log(abs(value)) / width) * width), value)
+
+
+def measured_table(policy: Policy, memory: Memory) -> EngineTable:
+    """The user's table as the engines turned out to be, on the grid."""
+    scale = None if memory.model_scale is None else grid(memory.model_scale)
+    table = corrected(policy.table, replace(memory, model_scale=scale))
+    return replace(table, interference_seconds=grid(table.interference_seconds))
 
 
 def coarse_count(count: int) -> int:

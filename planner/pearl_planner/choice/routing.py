@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pearl_planner.choice.evaluate import coarse, coarse_count, forecast_of, grid
+from pearl_planner.choice.evaluate import coarse, coarse_count, forecast_of, measured_table
 from pearl_planner.engine.model import sane_table
 from pearl_planner.numbers import known_count
 from pearl_planner.prediction.mean_turn import workload
@@ -44,7 +44,7 @@ def useful_window(snapshot: Snapshot, policy: Policy, shape: Shape, limit: int) 
     load = None if snapshot.profile is None else workload(snapshot.profile, limit, None)
     if load is None or not shape.workers or not sane_table(policy.table):
         return limit
-    load, table = coarse(load), policy.table.scaled(grid(snapshot.memory.model_scale or 1.0))
+    load, table = coarse(load), measured_table(policy, snapshot.memory)
     rates: dict[int, float] = {}
     for step in range(1, WINDOW_STEPS + 1):
         window = max(limit * step // WINDOW_STEPS, 1)

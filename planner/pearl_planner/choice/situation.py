@@ -6,20 +6,18 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pearl_planner.choice.evaluate import Situation, coarse, coarse_count, grid
+from pearl_planner.choice.evaluate import Situation, coarse, coarse_count, grid, measured_table
 from pearl_planner.choice.feeding import full_flight, held_up, next_flight, rounds_of, trainer_floor_seconds
 from pearl_planner.engine.model import sane_table
 from pearl_planner.facts import missing_data, sizes
 from pearl_planner.numbers import known_count
 from pearl_planner.prediction.makespan import remainder
 from pearl_planner.prediction.mean_turn import workload
-from pearl_planner.prediction.scale import corrected
 from pearl_planner.types import Feeding, Reason
 from pearl_planner.workload.lengths import turn_shares
 
 if TYPE_CHECKING:
-    from pearl_planner.engine.model import EngineTable
-    from pearl_planner.types import Memory, Policy, Snapshot
+    from pearl_planner.types import Policy, Snapshot
     from pearl_planner.workload.profile import Profile
 
 MANY, MOST_DRAWS, LEAST_PATHS = 256, 2048, 4
@@ -65,7 +63,7 @@ def situation(snapshot: Snapshot, policy: Policy) -> Situation | tuple[Reason, s
     floor = 0.0 if barrier else trainer_floor_seconds(snapshot, policy, load.turns_per_trajectory)
     return Situation(
         load=coarse(load),
-        table=_table(policy, snapshot.memory),
+        table=measured_table(policy, snapshot.memory),
         policy=policy,
         memory=snapshot.memory,
         window=known_count(policy.window) or None,
@@ -76,13 +74,6 @@ def situation(snapshot: Snapshot, policy: Policy) -> Situation | tuple[Reason, s
         floor_seconds=grid(floor),
         errors=_errors(snapshot.profile),
     )
-
-
-def _table(policy: Policy, memory: Memory) -> EngineTable:
-    """As measured, on the grid."""
-    scale = None if memory.model_scale is None else grid(memory.model_scale)
-    table = corrected(policy.table, replace(memory, model_scale=scale))
-    return replace(table, interference_seconds=grid(table.interference_seconds))
 
 
 def _rounds(snapshot: Snapshot, profile: Profile) -> tuple[tuple[int, float], ...]:

@@ -87,7 +87,7 @@ def workload(profile: Profile, trajectories: int, rest: Remainder | None, *, ref
         retained_share=1.0 if retained is None else retained,
         environment_seconds=profile.environment.known_mean() or 0.0,
         context_tokens=max(profile.context.mean, 1.0),
-        missed_tokens=tuple(sorted((route, moments.mean) for route, moments in profile.missed.items())),
+        missed_tokens=tuple(sorted(profile.missed_tokens().items())),
         appended_bins=profile.appended_bins,
         trajectories=max(trajectories, 1),
         rest=rest,

@@ -55,9 +55,10 @@ def learn_scale(snapshot: Snapshot, policy: Policy) -> Memory:
     decoding = _means([seen for role, seen in _engines(snapshot, policy) if role is Role.DECODE])
     mixed = _means([seen for role, seen in _engines(snapshot, policy) if role is Role.COLOCATED])
     if decoding is not None:
+        guess = memory.decode_scale if memory.decode_scale is not None else step_scale(memory)
         wrong = interference_seconds(memory)
         alone = (1.0 - decoding.prefills * wrong) / (decoding.step_share + decoding.prefills * decoding.prefill_seconds)
-        memory = replace(memory, decode_scale=_mixed(memory.decode_scale, max(alone, SCALE_LIMITS[0])))
+        memory = replace(memory, decode_scale=_mixed(guess, max(alone, SCALE_LIMITS[0])))
     if mixed is not None:
         old = memory.colocated_seen
         new = (mixed.step_share, mixed.prefills, mixed.prefill_seconds)
@@ -118,7 +119,7 @@ def _local_share(profile: Profile, memory: Memory) -> float:
     Without a prefill worker of its weights a decode worker prefills everything, whatever the threshold is.
     """
     total = sum(profile.appended_bins)
-    missed = {route: moments.mean for route, moments in profile.missed.items()}
+    missed = profile.missed_tokens()
     least = max(0.0, missed.get("local", min(missed.values(), default=0.0)))
     below = (memory.local_append_tokens or 0) - least
     told = sum(n for k, n in enumerate(profile.appended_bins) if 2 ** (k + 1) <= below)
@@ -137,8 +138,8 @@ def _seen(
     generated = profile.generated.known_mean()
     if not generated or prefilled_share <= 0:
         return _Seen(step / between, 0.0, 0.0)
-    missed = profile.missed.get("colocated")
-    new = max(profile.appended.mean + (max(missed.mean, 0.0) if missed else 0.0), 1.0)
+    missed = max(profile.missed_tokens().get("colocated", 0.0), 0.0)
+    new = max(profile.appended.mean + missed, 1.0)
     prefills = prefilled_share * _at_any_time(running) / between / generated  # n/τ tokens per second, r of them a turn
     return _Seen(step / between, prefills, chunk_seconds(table, new, max(context_tokens - new, 0.0)))
 

@@ -63,6 +63,7 @@ class Accumulator:
         self._retained, self._environment = Sums(profile.retained), Sums(profile.environment)
         self._reset, self._reward = Sums(profile.reset), Sums(profile.reward)
         self._missed = {route: Sums(value) for route, value in profile.missed.items()}
+        self._missed_of = {route: Sums(value) for route, value in profile.missed_of.items()}
         self._first = Sums(profile.first_computed)
         self._tokens, self._waits = list(profile.appended_bins), list(profile.environment_bins)
         self._continued, self._ended = list(profile.continued), list(profile.ended)
@@ -117,7 +118,9 @@ class Accumulator:
         if beyond is None:
             return
         if record.turn > 1:
-            self._missed.setdefault(str(record.route), Sums(Moments())).add(beyond, weight)
+            route, history = str(record.route), max(record.context_tokens - record.appended_tokens, 0)
+            self._missed.setdefault(route, Sums(Moments())).add(beyond, weight)
+            self._missed_of.setdefault(route, Sums(Moments())).add(history, weight)
         else:
             self._first.add(max(record.appended_tokens + beyond, 0.0), weight)
 
@@ -170,7 +173,7 @@ class Accumulator:
         self._wait_before = Moments(log_waits.count, log_waits.mean + shifts[2], log_waits.variance)
         self._log_wait = Sums(self._wait_before)
         self._retained = Sums(_capped(self._retained.frozen(scale)))
-        self._missed = {}
+        self._missed, self._missed_of = {}, {}
         self._first = Sums(_capped(self._first.frozen(scale)))
         self._tokens = _few([value * scale for value in self._tokens])
         self._waits = _few([value * scale for value in self._waits])
@@ -228,6 +231,7 @@ class Accumulator:
             "retained": self._retained.frozen(turn),
             "environment": self._environment.frozen(turn),
             "missed": {route: sums.frozen(turn) for route, sums in self._missed.items()},
+            "missed_of": {route: sums.frozen(turn) for route, sums in self._missed_of.items()},
             "first_computed": self._first.frozen(turn),
             "appended_bins": tuple(value * turn for value in self._tokens),
             "environment_bins": tuple(value * turn for value in self._waits),

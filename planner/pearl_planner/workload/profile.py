@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pearl_planner.numbers import clamp, known, known_count
 from pearl_planner.workload.accumulate import Accumulator
 from pearl_planner.workload.bins import STAGES, TOKEN_BINS, TURN_BINS, WAIT_BINS, token_bin, turn_bin
-from pearl_planner.workload.moments import UNKNOWN, Moments, short
+from pearl_planner.workload.moments import UNKNOWN, Moments, pooled, short
 from pearl_planner.workload.records import TrajectoryRecord, TurnRecord, prefilled_beyond, retained_share
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class Profile:
     """Tokens of the prompt."""
     missed: dict[str, Moments] = field(default_factory=dict)
     """Route → prefilled tokens of later turns beyond what the route must prefill."""
+    missed_of: dict[str, Moments] = field(default_factory=dict)
+    """Route → history of those turns in tokens: what is missed is a share of it."""
     first_computed: Moments = UNKNOWN
     """Tokens of first prompts that were prefilled: those of a group's later members may be cached."""
     appended_bins: tuple[float, ...] = (0.0,) * TOKEN_BINS
@@ -150,7 +152,22 @@ class Profile:
         usable["most_generated"] = known(self.most_generated) or 0.0
         pairs, products = self.sibling_pairs
         usable["sibling_pairs"] = (known(pairs) or 0.0, known(products, low=-1e15) or 0.0)
-        return replace(self, missed={route: value.sane() for route, value in self.missed.items()}, **usable)
+        for name in ("missed", "missed_of"):
+            usable[name] = {route: value.sane() for route, value in getattr(self, name).items()}
+        return replace(self, **usable)
+
+    def missed_tokens(self) -> dict[str, float]:
+        """Route → tokens of a mean history that are prefilled again.
+
+        Histories grow, and not every route served the same part of the trajectories: shares of the history are carried
+        to the mean history of all of them.
+        """
+        usual = pooled(list(self.missed_of.values())).mean
+        found = {}
+        for route, tokens in self.missed.items():
+            seen = self.missed_of.get(route, UNKNOWN).mean
+            found[route] = tokens.mean * (usual / seen if seen > 0 and usual > 0 else 1.0)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able form of at most 8 KiB; `from_dict` gives the same profile back up to 6 digits."""
@@ -164,6 +181,7 @@ class Profile:
             "effectiveTrajectories": short(self.effective_trajectories),
             **{name: getattr(self, name).to_list() for name in _MOMENTS},
             "missed": {route: value.to_list() for route, value in sorted(self.missed.items())},
+            "missedOf": {route: value.to_list() for route, value in sorted(self.missed_of.items())},
             **{key: [short(value) for value in getattr(self, name)] for name, key in _BINS.items()},
             "stages": [[m.to_list() for m in _parts(one, _STAGE)] for one in self.stages],
             "lengths": [[one.turns.to_list(), one.generated.to_list(), short(one.covariance)] for one in self.lengths],
@@ -178,12 +196,12 @@ class Profile:
         """The profile of `to_dict`; None of anything else (another version, not a sketch): unknown, not an error."""
         if not data or data.get("version") not in (1, VERSION):
             return None
-        missed = data.get("missed")
         fields: dict[str, Any] = {name: Moments.from_list(data.get(name)) for name in _MOMENTS}
         fields |= {name: _bins_in(data.get(key), len(getattr(Profile(), name))) for name, key in _BINS.items()}
         profile = Profile(
             **fields,
-            missed={str(k): Moments.from_list(v) for k, v in missed.items()} if isinstance(missed, dict) else {},
+            missed=_by_route(data.get("missed")),
+            missed_of=_by_route(data.get("missedOf")),
             stages=tuple(Stage(*_moments_in(row, len(_STAGE))) for row in _rows(data.get("stages"))),
             lengths=tuple(_length_in(row) for row in _rows(data.get("lengths"))),
             recent=tuple(_moments_in(data.get("recent"), 5)),
@@ -279,6 +297,10 @@ def _siblings_in(data: object) -> tuple[tuple[str, tuple[float, float]], ...]:
 def _pair_in(data: object) -> tuple[float, float]:
     pairs, products = ((list(data) if isinstance(data, (list, tuple)) else []) + [None, None])[:2]
     return known(pairs) or 0.0, known(products, low=-1e15) or 0.0
+
+
+def _by_route(data: object) -> dict[str, Moments]:
+    return {str(key): Moments.from_list(value) for key, value in data.items()} if isinstance(data, dict) else {}
 
 
 def _bins_in(data: object, size: int) -> tuple[float, ...]:

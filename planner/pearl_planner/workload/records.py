@@ -31,6 +31,8 @@ class TurnRecord:
     """From the previous answer to this request; None in turn 1."""
     route: str | None = None
     """`colocated`, `disaggregated` (prefill elsewhere) or `local` (decode worker prefilled)."""
+    moved: bool = False
+    """Workers came, left or changed roles since the turn before: its history may lie where it is of no use now."""
     cached_tokens: int | None = None
     """Prompt tokens that the engine which prefilled had in its cache."""
     inter_token_seconds: float | None = None
@@ -59,9 +61,13 @@ class TrajectoryRecord:
 
 
 def prefilled_beyond(record: TurnRecord) -> float | None:
-    """Tokens prefilled beyond what the route must prefill; None where the engine did not say."""
+    """Tokens prefilled beyond what the route must prefill.
+
+    None where the engine did not say, and for the first turn after a change of the fleet: what it computes again is a
+    cost of the change and not of the route.
+    """
     cached = known(record.cached_tokens)
-    if cached is None or record.route not in _ROUTES:
+    if cached is None or record.route not in _ROUTES or record.moved:
         return None
     remote = record.route == "disaggregated"  # the prefill worker never saw what was generated
     must = record.appended_tokens + ((known(record.retained_tokens) or 0.0) if remote else 0.0)

@@ -54,6 +54,7 @@ class Job:
         "environment_before",
         "first_token_at",
         "first_version",
+        "fleet_changes",
         "group",
         "handoff",
         "history",
@@ -64,6 +65,7 @@ class Job:
         "left",
         "lost",
         "min_version",
+        "moved",
         "name",
         "noise",
         "owed",
@@ -117,6 +119,10 @@ class Job:
         """Prefilled on one worker, decoded on another."""
         self.route = "colocated"
         """For the record of the turn."""
+        self.fleet_changes = 0
+        """Changes of the fleet when it was last routed."""
+        self.moved = False
+        """The fleet changed since its turn before."""
         self.home: Engine | None = None
         """Generated last."""
         self.home_role: Role | None = None

@@ -36,12 +36,14 @@ class Records:
                 retained_tokens=None if before is None else before.retained_tokens,
                 environment_seconds=None if before is None else before.environment_seconds,
                 route=job.route,
+                moved=job.moved,
                 cached_tokens=min(job.cached, job.prompt),
                 inter_token_seconds=(now - job.first_token_at) / max(turn.generated_tokens - 1, 1),
                 first_token_seconds=job.first_token_at - job.requested_at,
                 weight_version=version,
             )
         )
+        job.moved = False
 
     def trajectory(self, job: Job, cause: str) -> None:
         """A trajectory is over."""

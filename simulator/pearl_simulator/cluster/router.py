@@ -39,7 +39,17 @@ def _prefill_load(engine: Engine) -> float:
 class Router:
     """Routing lists and the turns that nothing can serve now."""
 
-    __slots__ = ("_lengths", "_settings", "colocated", "decoders", "local_append_tokens", "prefillers", "waiting")
+    __slots__ = (
+        "_lengths",
+        "_serving",
+        "_settings",
+        "changes",
+        "colocated",
+        "decoders",
+        "local_append_tokens",
+        "prefillers",
+        "waiting",
+    )
 
     def __init__(self, settings: Settings, lengths: Lengths) -> None:
         self._settings = settings
@@ -48,7 +58,16 @@ class Router:
         self.prefillers: list[Engine] = []
         self.decoders: list[Engine] = []
         self.waiting: list[Job] = []
+        self.changes = 0
+        """How often workers came, left or changed roles."""
+        self._serving: Sequence[object] = ()
         self.local_append_tokens = 0
+
+    def serves(self, serving: Sequence[object]) -> None:
+        """Workers with their roles, whether they load weights just now or not."""
+        if serving != self._serving:
+            self._serving = serving
+            self.changes += 1
 
     def dispatch(self, job: Job) -> None:
         """Send the present turn, or what is left of it, to a worker; it waits while there is none."""
@@ -56,6 +75,8 @@ class Router:
         job.tokens = job.prompt + job.done
         job.left = turn.generated_tokens - job.done
         job.priority = self._lengths.remaining(job) if self._settings.stragglers_first else 0.0
+        if job.fleet_changes != self.changes:
+            job.moved, job.fleet_changes = job.turn > 0, self.changes
         if not self._route(job):
             job.stage = Stage.HOMELESS
             job.engine = None

@@ -7,8 +7,11 @@ import json
 from typing import TYPE_CHECKING
 
 from pearl_api.names import Activity, Role
+from pearl_gateway import records
 
 if TYPE_CHECKING:
+    import pytest
+
     from conftest import Bench
 
 
@@ -267,6 +270,20 @@ async def test_role_flip_is_acknowledged_and_routed_by_at_once(bench: Bench) -> 
     }
     assert views["b"]["firstTokenInRoleSeconds"] >= 0
     assert (len(first.requests), second.fetched) == (1, 1)
+
+
+async def test_a_turn_after_a_change_of_the_fleet_is_recorded_as_moved(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[bool] = []
+    monkeypatch.setattr(records, "update", lambda profile, news: moved.extend(one.moved for one in news) or profile)
+    engine = await bench.engine()
+    prompt = [1, 2, 3]
+    for look in range(4):
+        if look == 2:
+            bench.place(engine, Role.COLOCATED, epoch=3)
+        prompt = [*prompt, *bench.tokens(await bench.generate(prompt, 2)), 7]
+    assert moved == [False, False, True, False]
 
 
 async def test_one_member_of_a_group_computes_the_prompt_and_the_others_follow_it(bench: Bench) -> None:

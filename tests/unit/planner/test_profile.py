@@ -70,6 +70,21 @@ def test_misses_are_what_the_route_need_not_prefill() -> None:
     assert remote.missed["disaggregated"].mean == pytest.approx(150)  # 300 prefilled, 150 of them had to be
 
 
+def test_what_a_change_of_the_fleet_makes_cold_is_no_miss_of_the_route() -> None:
+    cold = {"context_tokens": 1000, "appended_tokens": 100, "route": "disaggregated", "cached_tokens": 0}
+    assert not update(None, [turn(2, moved=True, **cold)]).missed
+    assert update(None, [turn(2, **cold)]).missed["disaggregated"].mean == pytest.approx(900)
+
+
+def test_routes_that_served_other_parts_of_the_trajectories_are_compared_by_the_same_history() -> None:
+    # Both miss a tenth of the history: one early, when it has 1,000 tokens, the other late, when it has 9,000.
+    early = turn(2, route="colocated", appended_tokens=100, context_tokens=1100, cached_tokens=900)
+    late = turn(9, route="disaggregated", appended_tokens=100, context_tokens=9100, cached_tokens=8100)
+    profile = update(None, [early] * 30 + [late] * 10)
+    assert profile.missed_tokens() == pytest.approx({"colocated": 300.0, "disaggregated": 300.0}, rel=0.01)
+    assert Profile.from_dict(profile.to_dict()).missed_tokens() == pytest.approx(profile.missed_tokens(), rel=1e-4)
+
+
 def test_unfinished_trajectories_are_censored_not_short() -> None:
     # Two end after turn 1; two go on to turn 2 and are still running.
     records = [turn(1) for _ in range(4)] + [turn(2), turn(2)]
