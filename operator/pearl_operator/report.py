@@ -59,7 +59,7 @@ def status_of(look: Look, previous: PearlRolloutStatus) -> PearlRolloutStatus:
         observed_generation=look.rollout.generation,
         mode=_mode(alive),
         workers=counts,
-        gpus=sum(worker.gpus for worker in workers if worker.state is not WorkerState.COLD),
+        gpus=sum(worker.gpus for worker in workers if _holds(worker)),
         ready=f"{counts.ready}/{counts.total}",
         target=target_to_status(plan.target) if plan.target is not None else None,
         last_decision=_decision(look, previous.last_decision),
@@ -74,6 +74,13 @@ def status_of(look: Look, previous: PearlRolloutStatus) -> PearlRolloutStatus:
         memory=dumps(plan.memory),
         conditions=conditions(look, previous.conditions),
     )
+
+
+def _holds(worker: Worker) -> bool:
+    """A pod that ends holds its GPUs until it has; a borrower then does no more, and its trainer has left with them."""
+    if worker.state is WorkerState.TERMINATING:
+        return worker.zone is not Zone.BORROWED
+    return worker.state is not WorkerState.COLD
 
 
 def status_unreadable(rollout: RolloutFact, now: float) -> PearlRolloutStatus:

@@ -8,6 +8,7 @@ device is back at what it was.
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("pearl_trainer")
 
 RETRY_SECONDS = 0.1
-"""Between two tries to reach an agent."""
+"""Between the first two tries to reach an agent, and to ask the operator; twice as long after each further one."""
+LONGEST_RETRY_SECONDS = 0.4
+"""Never longer than this, so that an agent that comes back is seen well within any deadline."""
+LONGEST_VIEW_SECONDS = 1.6
+"""The same for the operator, whom all agents' flows ask as one."""
 UNHEARD = AgentEndpoint("(borrowers that nobody has told of)", "")
 
 
@@ -62,6 +67,38 @@ class _Taken:
     why: str = ""
 
 
+class _Views:
+    """What the operator has recorded since a reclaim began. Asked by one flow at a time, ever more seldom."""
+
+    def __init__(self, api: endpoints.LoanApi, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._clock = clock
+        self._asking = threading.Lock()  # taken or left alone, never waited for
+        self._last: LoanView | None = None
+        self._pause = RETRY_SECONDS
+        self._next = clock()
+
+    def look(self, deadline: float) -> Flow[LoanView | None]:
+        """The last answer, anew where it is time to ask; None while the operator has not answered."""
+        if self._next <= self._clock() < deadline and self._asking.acquire(blocking=False):
+            try:
+                self._last = (yield from self._ask(deadline - self._clock())) or self._last
+            finally:
+                self._next = self._clock() + self._pause
+                self._pause = min(2 * self._pause, LONGEST_VIEW_SECONDS)
+                self._asking.release()
+        return self._last
+
+    def _ask(self, within: float) -> Flow[LoanView | None]:
+        outcome = yield Send(self._api.view(within))
+        if not isinstance(outcome, Reply) or outcome.status != HTTPStatus.OK:
+            return None
+        try:
+            return LoanView.from_wire(outcome.body)
+        except ProtocolError:
+            return None
+
+
 @dataclass(frozen=True)
 class Reclaim:
     """One reclaim of what is `held`; `clock` gives seconds that never go back."""
@@ -80,9 +117,10 @@ class Reclaim:
         """
         started, held = self.clock(), self.held
         yield Spawn(send(self.api.reclaiming(ReclaimingNotice(held.epoch, within))))
-        flows = [self._take(agent, started, within) for agent in held.agents]
+        views = _Views(self.api, self.clock)
+        flows = [self._take(agent, started, within, views) for agent in held.agents]
         if held.unheard:
-            flows.append(self._take_unheard(started, within))
+            flows.append(self._take_unheard(started, within, views))
         taken: list[_Taken] = yield Together(tuple(flows))
         total = self.clock() - started
         free, killed = all(item.free for item in taken), any(item.killed for item in taken)
@@ -96,7 +134,7 @@ class Reclaim:
         log.info("reclaimed (epoch %d) in %.3f s via %s", held.epoch, total, via)
         return Free(held.epoch, via, killed, total)
 
-    def _take(self, agent: AgentEndpoint, started: float, within: float) -> Flow[_Taken]:
+    def _take(self, agent: AgentEndpoint, started: float, within: float, views: _Views) -> Flow[_Taken]:
         deadline, epoch, why, tries = started + within, self.held.epoch, "no answer yet", 0
         while (remaining := deadline - self.clock()) > 0:
             if agent.url is not None:
@@ -107,22 +145,23 @@ class Reclaim:
                 # The pod's owner takes back whatever is in force, so a higher epoch than expected is fenced too.
                 epoch += isinstance(outcome, Reply) and outcome.status == HTTPStatus.CONFLICT
             tries += 1
-            if (agent.url is None or tries > 1) and (yield from self._gone(agent, deadline)):
+            view = (yield from views.look(deadline)) if agent.url is None or tries > 1 else None
+            if view is not None and agent.uid not in {other.uid for other in view.agents}:  # that very pod is gone
                 return _Taken(agent, free=True, epoch=epoch, via="podGone")
             if self.clock() >= self.lease.over_at(agent.uid, started) and self.probe.free():
                 return _Taken(agent, free=True, epoch=epoch, via="lease")
-            yield Sleep(RETRY_SECONDS)
+            yield Sleep(max(min(_pause(tries), deadline - self.clock()), 0.0))
         return _Taken(agent, free=False, epoch=epoch, why=why)
 
-    def _take_unheard(self, started: float, within: float) -> Flow[_Taken]:
+    def _take_unheard(self, started: float, within: float, views: _Views) -> Flow[_Taken]:
         """An offer was not answered: take back from borrowers that only the operator knows of."""
         agent, epoch = UNHEARD, self.held.epoch
         known = {one.uid for one in self.held.agents}
         while self.clock() < started + within:
-            view = yield from self._view(started + within)
+            view = yield from views.look(started + within)
             if view is not None:
                 new = [one for one in view.agents if one.uid not in known]
-                taken: list[_Taken] = yield Together(tuple(self._take(one, started, within) for one in new))
+                taken: list[_Taken] = yield Together(tuple(self._take(one, started, within, views) for one in new))
                 left = next((item for item in taken if not item.free), None)
                 return left or _Taken(agent, free=True, epoch=max([epoch, *(item.epoch for item in taken)]))
             if self.held.complete:
@@ -132,24 +171,6 @@ class Reclaim:
             yield Sleep(RETRY_SECONDS)
         why = "an offer was not answered, and the operator does not say which borrowers exist"
         return _Taken(agent, free=False, epoch=epoch, why=why)
-
-    def _gone(self, agent: AgentEndpoint, deadline: float) -> Flow[bool]:
-        """Whether the operator knows that this very pod no longer exists, hence holds no GPU."""
-        view = yield from self._view(deadline)
-        return view is not None and agent.uid not in {other.uid for other in view.agents}
-
-    def _view(self, deadline: float) -> Flow[LoanView | None]:
-        """What the operator has recorded; None where it does not answer before the deadline."""
-        remaining = deadline - self.clock()
-        if remaining <= 0:
-            return None
-        outcome = yield Send(self.api.view(remaining))
-        if not isinstance(outcome, Reply) or outcome.status != HTTPStatus.OK:
-            return None
-        try:
-            return LoanView.from_wire(outcome.body)
-        except ProtocolError:
-            return None
 
     def _not_returned(self, taken: list[_Taken], total: float) -> NotReturned:
         left = [(item.agent, item.why) for item in taken if not item.free]
@@ -163,6 +184,11 @@ class Reclaim:
             agents={agent.pod: why for agent, why in left},
             lease_over_seconds=over,
         )
+
+
+def _pause(tries: int) -> float:
+    """Seconds after so many failed tries, at least one."""
+    return min(RETRY_SECONDS * 2.0 ** min(tries - 1, 10), LONGEST_RETRY_SECONDS)
 
 
 def _read(outcome: Reply | NoReply) -> tuple[ReclaimAnswer | None, str]:

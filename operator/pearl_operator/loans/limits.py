@@ -28,7 +28,7 @@ class Calls(Enum):
     CHANGE = Rate(5.0, 25.0)
     """Lend, notices and leave; the SDK offers every 2 s."""
     VIEW = Rate(40.0, 200.0)
-    """A reclaim asks for pods that are gone ten times a second, for each agent that does not answer."""
+    """A reclaim asks for pods that are gone: some five times in its first seconds, older SDKs ten times a second."""
 
 
 @dataclass(slots=True)

@@ -258,11 +258,14 @@ def test_counts_of_workers_and_mode() -> None:
         worker(2, role=Role.DECODE, gpus=2, state=WorkerState.STARTING, zone=Zone.ELASTIC),
         worker(3, gpus=2, state=WorkerState.TERMINATING),
         worker(1000, gpus=2, state=WorkerState.COLD, zone=Zone.BORROWED),
+        worker(1001, gpus=2, state=WorkerState.TERMINATING, zone=Zone.BORROWED),
     )
     status = status_of(look_of(workers), PearlRolloutStatus())
     assert status.mode == "Disaggregated"
     assert status.ready == "2/3"
-    assert status.gpus == 8, "a terminating worker holds its GPUs, a cold borrower holds none"
+    assert status.gpus == 8, (
+        "a terminating worker holds its GPUs, a cold borrower and one whose trainer has left hold none"
+    )
     counts = status.workers
     assert (counts.prefill, counts.decode, counts.colocated) == (1, 2, 0)
     assert (counts.reserved, counts.elastic, counts.borrowed) == (2, 1, 0)

@@ -40,6 +40,8 @@ class Agent:
     memory_comes_back: bool = True
     fence: Fence = field(default_factory=Fence)
     heartbeats: list[float] = field(default_factory=list)
+    tries: int = 0
+    """Calls while it could not be reached."""
 
     @property
     def host(self) -> str:
@@ -99,6 +101,8 @@ class Pearl(httpx2.AsyncBaseTransport):
     notices: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     registered: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     weights_source: str | None = None
+    views: int = 0
+    """Questions which borrower pods exist."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         await asyncio.sleep(0.001)
@@ -113,6 +117,7 @@ class Pearl(httpx2.AsyncBaseTransport):
         for agent in self.agents:
             if request.url.host == agent.host:
                 if not agent.reachable:
+                    agent.tries += 1
                     raise httpx2.ConnectError("connection refused", request=request)
                 assert request.headers["Authorization"] == "Bearer loan-token"
                 return await agent.handle(request.url.path, body)
@@ -128,6 +133,7 @@ class Pearl(httpx2.AsyncBaseTransport):
         tail = path.removeprefix("/ml/trainer-0")
         if tail == "/lend":
             return self._lend(body)
+        self.views += method == "GET"
         if method == "POST":
             self.notices.append((tail, body))
         if method == "DELETE":

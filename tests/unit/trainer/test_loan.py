@@ -221,6 +221,25 @@ async def test_a_borrower_pod_that_no_longer_exists_holds_no_gpu(client: AsyncPe
     await loan.close()
 
 
+async def test_agents_that_cannot_be_reached_cost_the_operator_a_few_questions(
+    client: AsyncPearlClient, pearl: Pearl
+) -> None:
+    pearl.agents += [replace(pearl.agents[0], number=number, heartbeats=[]) for number in range(2, 40)]
+    loan = await client.register(rollout="swe")
+    for agent in pearl.agents:
+        agent.reachable = False
+    reclaiming = asyncio.ensure_future(loan.reclaim())
+    await asyncio.sleep(7)
+    assert 5 <= pearl.views <= 8  # of all forty together: 0.1 + 0.2 + … + 1.6 s apart
+    assert max(agent.tries for agent in pearl.agents) <= 22
+    for agent in pearl.agents:
+        agent.reachable = True
+    started = now()
+    assert (await reclaiming).via == "agents"
+    assert now() - started < 0.4 + 0.3 + 0.1  # the longest pause, and what the agents take
+    await loan.close()
+
+
 async def test_refused_offers_are_repeated_until_the_trainer_wants_its_gpus(
     client: AsyncPearlClient, pearl: Pearl, caplog: pytest.LogCaptureFixture
 ) -> None:
