@@ -263,9 +263,7 @@ def test_counts_of_workers_and_mode() -> None:
     status = status_of(look_of(workers), PearlRolloutStatus())
     assert status.mode == "Disaggregated"
     assert status.ready == "2/3"
-    assert status.gpus == 8, (
-        "a terminating worker holds its GPUs, a cold borrower and one whose trainer has left hold none"
-    )
+    assert status.gpus == 8, "an ending worker holds its GPUs, a cold borrower and one whose trainer left hold none"
     counts = status.workers
     assert (counts.prefill, counts.decode, counts.colocated) == (1, 2, 0)
     assert (counts.reserved, counts.elastic, counts.borrowed) == (2, 1, 0)
