@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from pearl_simulator.run import run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from pearl_simulator.reporting.parallel import Pool
     from pearl_simulator.types import Result, Scenario
 
 
@@ -69,6 +70,14 @@ def simulate(job: Job) -> Row:
     """Runs it. A function of a module, so that it can be sent to another process."""
     rule = rule_of(job.rule, dict(job.parameters))
     return row(job, run(job.scenario, rule, job.seed, rule_name=job.label))
+
+
+def simulate_all(todo: Sequence[Job], pool: Pool, simulated: Callable[[Job], Row] = simulate) -> list[Row]:
+    """A row per job, in their order; of jobs that differ in their names only, one is run."""
+    same = [replace(job, cell="", label="", scenario=replace(job.scenario, name="")) for job in todo]
+    one_of = dict(zip(same, todo, strict=True))
+    made = dict(zip(one_of, pool.map(simulated, list(one_of.values()), "policies"), strict=True))
+    return [replace(made[what], cell=job.cell, label=job.label) for what, job in zip(same, todo, strict=True)]
 
 
 def row(job: Job, result: Result) -> Row:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pearl_simulator.experiments.bounds import BOUND, FREE, STRICT, bound_row, bound_rows, free_row
 from pearl_simulator.experiments.cells import CALIBRATIONS, SHORT, WINDOW, Cell, cells, scenario
 from pearl_simulator.experiments.cells import FULL as FULL_LENGTH
-from pearl_simulator.experiments.common import Job, Rows, flat, rows, simulate, throughput
+from pearl_simulator.experiments.common import Job, Rows, flat, rows, simulate, simulate_all, throughput
 from pearl_simulator.experiments.endtoend_tables import BOUND_WORKLOADS, CLAIRVOYANT, findings, plots, tables
 from pearl_simulator.experiments.policies import POLICIES, jobs, named, tuned_file
 from pearl_simulator.experiments.published import ROLL_RANGE
@@ -57,7 +57,7 @@ def run(
     """All cells; `--quick` runs fewer seeds and policies over shorter windows."""
     seeds = setting.seed_list(FULL_SEEDS, QUICK_SEEDS)
     todo = headline_jobs(seeds, quick=setting.quick) + bound_workload_jobs(seeds[:BESIDE_SEEDS], quick=setting.quick)
-    found = setting.pool.map(simulated, todo, "policies")
+    found = simulate_all(todo, setting.pool, simulated)
     everything = [*found, *bound_rows(todo, setting.pool, bounded, freed)]
     everything += clairvoyant_rows(rows(everything))
     table = rows(everything)

@@ -10,7 +10,7 @@ import pytest
 
 from pearl_simulator.experiments import ablate, endtoend, predictor, sensitivity
 from pearl_simulator.experiments.cells import Cell, cells, mean_gpus, scenario
-from pearl_simulator.experiments.common import Job, Row, flat, rows, simulate
+from pearl_simulator.experiments.common import Job, Row, flat, rows, simulate, simulate_all
 from pearl_simulator.experiments.makespans import Answer, ranking_right
 from pearl_simulator.experiments.policies import Policy, choice, tuned_file
 from pearl_simulator.experiments.setting import REPORT_SEEDS, Setting
@@ -174,6 +174,25 @@ def made_up_row(label: str, seed: int, rate: float) -> Row:
 
     job = Job("c", label, "roll", (), scenario(Cell("8B", "S1", "clean"), quick=True), seed)
     return replace(made_up(job), trajectories_per_hour=rate)
+
+
+def test_runs_that_differ_in_their_names_only_are_made_once_and_reported_under_both() -> None:
+    cell = Cell("8B", "S1", "paper")
+    job = Job(cell.key, "one", "roll", (), scenario(cell, quick=True), 3)
+    renamed = replace(job, cell="other", label="two", scenario=replace(job.scenario, name="other"))
+    ran: list[Job] = []
+
+    def counted(one: Job) -> Row:
+        ran.append(one)
+        return made_up(one)
+
+    found = simulate_all([job, renamed, replace(job, seed=4)], Pool(), counted)
+    assert [(one.cell, one.label, one.seed) for one in found] == [
+        (cell.key, "one", 3),
+        ("other", "two", 3),
+        (cell.key, "one", 4),
+    ]
+    assert [one.seed for one in ran] == [3, 4]
 
 
 def test_a_run_is_the_same_in_any_number_of_processes() -> None:
