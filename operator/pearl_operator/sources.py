@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from pearl_api.rollout import PrometheusSpec
     from pearl_api.wire.gateway import GatewayStats
     from pearl_api.wire.worker import WorkerState
-    from pearl_operator.facts import PodFact
+    from pearl_operator.facts import LoanFact, PodFact
     from pearl_operator.ports import Agents, Clock, EngineSamples, Gateway, Prometheus, RolloutKey
 
 _PROMETHEUS_EVERY_SECONDS: Final = 5.0
 _MAX_SCRAPES: Final = 64
 """Agents asked in one look; the others wait for the next."""
+_BORROWER_EVERY_SECONDS: Final = 1.0
+"""Between two questions to the agent of a borrower whose pod and loan are as they were. Every change of any loan makes
+a look: with a hundred of them all agents would be asked many times a second, and offers would wait meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,15 @@ class Samples:
     prometheus_error: str | None = None
     agents: dict[str, WorkerState] = field(default_factory=dict)
     """By pod UID, of pods in transition only."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What an agent said last; None = nothing. `versions` are those of its pod and its loan then."""
+
+    at: float
+    versions: tuple[str, str | None]
+    state: WorkerState | None
 
 
 @dataclass(slots=True)
@@ -56,11 +68,15 @@ class Sources:
     _engines: EngineSamples | None = None
     _prometheus_error: str | None = None
     _prometheus_asked_at: float | None = None
+    _told: dict[str, _Told] = field(default_factory=dict)
+    """By pod UID."""
 
-    async def read(self, pods: Iterable[PodFact], prometheus: PrometheusSpec | None) -> Samples:
+    async def read(
+        self, pods: Iterable[PodFact], loans: Iterable[LoanFact], prometheus: PrometheusSpec | None
+    ) -> Samples:
         """Asks all sources at once."""
         _, _, agents = await asyncio.gather(
-            self._read_gateway(), self._read_prometheus(prometheus), self._read_agents(pods)
+            self._read_gateway(), self._read_prometheus(prometheus), self._read_agents(pods, loans)
         )
         return Samples(
             stats=self._stats,
@@ -106,19 +122,35 @@ class Sources:
         else:
             self._prometheus_error = None
 
-    async def _read_agents(self, pods: Iterable[PodFact]) -> dict[str, WorkerState]:
-        asked = [pod for pod in pods if in_transition(pod)][:_MAX_SCRAPES]
-        answers = await asyncio.gather(
-            *(self.agents.state(self.rollout, pod.address) for pod in asked), return_exceptions=True
-        )
-        states: dict[str, WorkerState] = {}
-        for pod, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, BaseException):
-                if not isinstance(answer, OperatorError):
-                    raise answer
-                continue  # unknown: the pod's own conditions decide
-            states[pod.address.uid] = answer
-        return states
+    async def _read_agents(self, pods: Iterable[PodFact], loans: Iterable[LoanFact]) -> dict[str, WorkerState]:
+        """By pod UID; missing = unknown, and the pod's own conditions decide."""
+        of_loan = {(loan.namespace, loan.name): loan.resource_version for loan in loans}
+        moving = {
+            pod: (pod.resource_version, of_loan.get((pod.address.namespace, pod.loan or "")))
+            for pod in pods
+            if in_transition(pod)
+        }
+        due = sorted((pod for pod, versions in moving.items() if self._is_due(pod, versions)), key=self._told_at)
+        told = await asyncio.gather(*(self._ask(pod, moving[pod]) for pod in due[:_MAX_SCRAPES]))
+        before = {pod.address.uid for pod in moving} & self._told.keys()
+        self._told = {uid: self._told[uid] for uid in before} | dict(told)
+        return {uid: each.state for uid, each in self._told.items() if each.state is not None}
+
+    def _is_due(self, pod: PodFact, versions: tuple[str, str | None]) -> bool:
+        told = self._told.get(pod.address.uid)
+        settled = told is not None and pod.zone == Zone.BORROWED and told.versions == versions
+        return not settled or self.clock.monotonic() - self._told_at(pod) >= _BORROWER_EVERY_SECONDS
+
+    def _told_at(self, pod: PodFact) -> float:
+        told = self._told.get(pod.address.uid)
+        return told.at if told is not None else float("-inf")
+
+    async def _ask(self, pod: PodFact, versions: tuple[str, str | None]) -> tuple[str, _Told]:
+        try:
+            state = await self.agents.state(self.rollout, pod.address)
+        except OperatorError:
+            state = None
+        return pod.address.uid, _Told(self.clock.monotonic(), versions, state)
 
 
 def in_transition(pod: PodFact) -> bool:
