@@ -115,6 +115,9 @@ class GPULoanStatus(Model):
     granted_at: str | None = None
     serving_at: str | None = None
     cap_seconds: float | None = None
+    idle_seconds: float | None = Field(
+        default=None, description="Decaying average of how long the trainer leaves its GPUs idle, lent or refused."
+    )
     slots: list[LoanSlot] = Field(default_factory=list)
     access: list[AccessExplanation] = Field(
         default_factory=list, max_length=2, description="Every way to reach the GPUs, and why it is used or not."

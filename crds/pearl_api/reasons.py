@@ -25,6 +25,7 @@ class DecisionReason(StrEnum):
     ENVIRONMENT_BOUND = "EnvironmentBound"
     TRAINER_BOUND = "TrainerBound"
     BORROW_NOT_WORTHWHILE = "BorrowNotWorthwhile"
+    COLD_START_TOO_LONG = "ColdStartTooLong"
     INFEASIBLE = "Infeasible"
     HELD = "Held"
     SUSPENDED = "Suspended"
@@ -49,6 +50,9 @@ DECISIONS: Mapping[DecisionReason, str] = MappingProxyType(
         DecisionReason.ENVIRONMENT_BOUND: "Trajectories wait for their environments: other workers do not help.",
         DecisionReason.TRAINER_BOUND: "The rollout is already faster than training: extra GPUs are given back.",
         DecisionReason.BORROW_NOT_WORTHWHILE: "The trainer would want its GPUs back before their start had paid.",
+        DecisionReason.COLD_START_TOO_LONG: (
+            "The engine would have to start from nothing, and the trainer would want its GPUs back before it served."
+        ),
         DecisionReason.INFEASIBLE: "The wanted shape cannot be made, for example two stages with one worker.",
         DecisionReason.HELD: "The annotation `pearl.dev/hold=true` freezes optional changes.",
         DecisionReason.SUSPENDED: "`spec.suspend` is true: workers are drained and removed.",

@@ -104,6 +104,7 @@ def _worker(pod: PodFact, facts: Facts, view: WorkerView | None) -> Worker | Non
         notice_seconds=notice_seconds(pod, facts.nodes.get(pod.node or ""), facts.now),
         draining_seconds=_draining(pod, facts.now),
         acked_activity=Activity(view.activity.value) if view is not None else None,
+        from_nothing=None if agent is None else agent.phase in (WorkerPhase.COLD, WorkerPhase.STOPPED),
     )
 
 

@@ -173,6 +173,8 @@ def _clean_memory(memory: Memory) -> Memory:
         pressed_since=known(memory.pressed_since),
         surplus_since=known(memory.surplus_since),
         wake_seen_at=known(memory.wake_seen_at),
+        cold_cost_seconds=known(memory.cold_cost_seconds, high=1e5),
+        cold_seen_at=known(memory.cold_seen_at),
         under_way=tuple(one for one in memory.under_way if known(one.since) is not None),
         elastic_seconds=known(memory.elastic_seconds, high=1e12),
         elastic_losses=known(memory.elastic_losses, high=1e9),

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from pearl_planner.choice.decide import Decision, decide
 from pearl_planner.choice.evaluate import Situation
-from pearl_planner.choice.gates import borrow_answer
+from pearl_planner.choice.gates import borrow_answer, over_before_it_serves
 from pearl_planner.choice.situation import exact, situation
+from pearl_planner.types import Reason
 
 if TYPE_CHECKING:
     from pearl_planner.types import Loan, Policy, Snapshot
@@ -40,6 +41,8 @@ class PearlRule:
 
     def answer_loan(self, snapshot: Snapshot, policy: Policy, loan: Loan, count: int, added: int) -> tuple[bool, str]:
         """See `pearl_planner.choice.gates.borrow_answer`."""
+        if over_before_it_serves(snapshot, loan):
+            return False, Reason.COLD_START_TOO_LONG.value
         known = situation(snapshot, policy)
         rest = exact(snapshot, known) if isinstance(known, Situation) else None
         return borrow_answer(rest, loan, count, added, now=snapshot.now)

@@ -83,6 +83,7 @@ class Reason(StrEnum):
     ENVIRONMENT_BOUND = "EnvironmentBound"
     TRAINER_BOUND = "TrainerBound"
     BORROW_NOT_WORTHWHILE = "BorrowNotWorthwhile"
+    COLD_START_TOO_LONG = "ColdStartTooLong"
     INFEASIBLE = "Infeasible"
     HELD = "Held"
     SUSPENDED = "Suspended"
@@ -146,6 +147,8 @@ class Worker:
     """How long it has been draining."""
     acked_activity: Activity | None = None
     """Activity that the gateway routes by; None = not known (then a drain waits a little longer)."""
+    from_nothing: bool | None = None
+    """No process of its engine exists, asleep or awake, so that it must start and cannot wake; None = not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +289,9 @@ class Memory:
     flip_cost_seconds: float | None = None
     start_cost_seconds: float | None = None
     wake_cost_seconds: float | None = None
+    cold_cost_seconds: float | None = None
+    """Of a borrower whose engine starts from nothing; one that was taken back before counts as far as it got."""
+    cold_seen_at: float | None = None
     model_scale: float | None = None
     """Measured over predicted step time."""
     decode_scale: float | None = None

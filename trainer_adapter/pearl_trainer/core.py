@@ -36,6 +36,8 @@ log = logging.getLogger("pearl_trainer")
 
 OFFER_SECONDS = 2.0
 """Between two offers while the trainer waits and the last one was refused."""
+LEAST_CAP_SECONDS = 1.0
+"""Told where a trainer still offers what it wanted back by now."""
 COOLING_DOWN = "CoolingDown"
 """A refusal that ends by itself within a second or so: the next heartbeat offers again."""
 EARLIER_SECONDS = 30.0
@@ -90,7 +92,7 @@ class LoanCore:
         self._api: endpoints.LoanApi | None = None
         self._began = clock()
         self._enrolled = False
-        self._cap_seconds: float | None = None
+        self._wanted_at: float | None = None
         self._next_offer = 0.0
         self._last_warning = ""
         self.meter = Meter(clock)
@@ -152,7 +154,7 @@ class LoanCore:
         """
         if cap_seconds is not None and not cap_seconds > 0:
             raise ConfigurationError(f"cap_seconds is {cap_seconds}: pass seconds above 0, or None for no limit")
-        self._cap_seconds = cap_seconds
+        self._wanted_at = None if cap_seconds is None else self._clock() + cap_seconds
         if self._lease.over:  # an engine that still runs under an earlier offer is no part of the trainer's own use
             self._probe.remember()
         self.meter.mark(IDLE)
@@ -166,7 +168,7 @@ class LoanCore:
         if self._api is None or ticket is None:
             self._next_offer = self._clock() + OFFER_SECONDS
             return LendResult(granted=False, reason="NotEnrolled", message=self._last_warning)
-        message = LendRequest(self._new_id(), self._cap_seconds, self._lease.epoch, self._identity.members)
+        message = LendRequest(self._new_id(), self._cap_seconds(), self._lease.epoch, self._identity.members)
         try:
             result = yield from self._ask(self._api.lend(message), ticket)
         finally:
@@ -175,6 +177,10 @@ class LoanCore:
         if result.reason == COOLING_DOWN:
             self._next_offer = self._clock()
         return result
+
+    def _cap_seconds(self) -> float | None:
+        """What is left of it, as all times on the wire: offers are repeated."""
+        return None if self._wanted_at is None else max(self._wanted_at - self._clock(), LEAST_CAP_SECONDS)
 
     def _ask(self, request: Request, ticket: int) -> Flow[LendResult]:
         try:

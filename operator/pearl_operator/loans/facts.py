@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pearl_api.loan import LoanPhase
-from pearl_operator.loans.record import TERMINAL
+from pearl_operator.clock import from_rfc3339
+from pearl_operator.loans.record import ACTIVE, TERMINAL
 from pearl_planner.types import Loan
 
 if TYPE_CHECKING:
@@ -33,15 +34,15 @@ class Waiting:
     cap_seconds: float | None
 
 
-def to_planner_loans(loans: Iterable[LoanFact], waiting: Mapping[LoanKey, Waiting]) -> tuple[Loan, ...]:
+def to_planner_loans(loans: Iterable[LoanFact], waiting: Mapping[LoanKey, Waiting], *, now: float) -> tuple[Loan, ...]:
     """The planner's facts of all loans that still exist, in the given order, then the offers of groups."""
-    known = tuple(_loan(fact) for fact in loans if fact.status.phase not in TERMINAL and not fact.deleting)
-    offers = {key: offer_of(offer) for key, offer in waiting.items()}
+    known = tuple(_loan(fact, now) for fact in loans if fact.status.phase not in TERMINAL and not fact.deleting)
+    offers = {key: offer_of(offer, now=now) for key, offer in waiting.items()}
     told = tuple(offers.pop((loan.namespace, loan.name), loan) for loan in known)
     return told + tuple(offer for key, offer in sorted(offers.items()) if waiting[key].unit.group)
 
 
-def _loan(fact: LoanFact) -> Loan:
+def _loan(fact: LoanFact, now: float) -> Loan:
     status = fact.status
     return Loan(
         name=fact.name,
@@ -52,14 +53,14 @@ def _loan(fact: LoanFact) -> Loan:
         workers=tuple(slot.pod for slot in status.slots),
         requested=False,
         cap_seconds=status.cap_seconds,
-        expected_idle_seconds=expected_idle_seconds(status),
+        expected_idle_seconds=expected_idle_seconds(status, now=now),
     )
 
 
-def offer_of(offer: Waiting) -> Loan:
-    """What waits for the planner's answer."""
+def offer_of(offer: Waiting, *, now: float) -> Loan:
+    """What waits for the planner's answer; `now` in seconds since the epoch."""
     unit = offer.unit
-    idle = [expected_idle_seconds(loan.status) for loan in unit.loans]
+    idle = [expected_idle_seconds(loan.status, now=now) for loan in unit.loans]
     return Loan(
         name=unit.key[1],
         namespace=unit.namespace,
@@ -73,11 +74,15 @@ def offer_of(offer: Waiting) -> Loan:
     )
 
 
-def expected_idle_seconds(status: GPULoanStatus) -> float | None:
-    """Mean of how long past loans lasted, from grant to reclaim; None before the first."""
-    lasted = [
-        (past.waking_seconds or 0.0) + past.serving_seconds
-        for past in status.history
-        if past.serving_seconds is not None
-    ]
-    return sum(lasted) / len(lasted) if lasted else None
+def expected_idle_seconds(status: GPULoanStatus, *, now: float) -> float | None:
+    """How long the trainer will still leave its GPUs idle, as its past idle times tell; None before the first.
+
+    Their mean less what has passed of the present one. One that is longer than that is believed to last as long again,
+    so that short ones of the past never keep a trainer from lending for good.
+    """
+    mean = status.idle_seconds
+    since = from_rfc3339(status.offered_at) if status.phase in (LoanPhase.OFFERED, *ACTIVE) else None
+    if mean is None or since is None:
+        return mean
+    passed = max(now - since, 0.0)
+    return mean - passed if passed < mean else passed

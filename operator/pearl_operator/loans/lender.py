@@ -142,7 +142,7 @@ class Lender:
         if rollout is None:
             return None
         return self.world.gate.answer(
-            offer_of(waiting),
+            offer_of(waiting, now=self.world.clock.now()),
             self.world.planner_loans(unit.rollout, without=unit.loans),
             rollout=unit.rollout,
             generation=rollout.generation,

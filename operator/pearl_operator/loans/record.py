@@ -29,6 +29,8 @@ TERMINAL: Final = (LoanPhase.DEREGISTERED, LoanPhase.LOST)
 _RESTING: Final = (WorkerPhase.COLD, WorkerPhase.ASLEEP, WorkerPhase.STOPPED)
 _COMING_UP: Final = (WorkerPhase.STARTING, WorkerPhase.WAKING)
 _KEPT: Final = 5
+IDLE_WEIGHT: Final = 0.3
+"""Of the newest idle time in the decaying average; that of the simulator's trainers."""
 _GRANTED: Final = "Granted"
 
 
@@ -141,12 +143,24 @@ def _gave_up(state: WorkerState, epoch: int) -> bool:
 
 
 def reclaiming(status: GPULoanStatus, epoch: int, *, now: float) -> GPULoanStatus:
-    """The trainer has begun to take `epoch` back."""
+    """The trainer has begun to take `epoch` back, or an offer that was refused."""
     if status.phase is LoanPhase.OFFERED:
-        return withdrawn(status)
-    if status.phase not in ACTIVE or epoch < status.epoch:
+        return withdrawn(_idled(status, now=now))
+    if epoch < status.epoch:
         return status
-    return _ended(status, now=now, free=None).model_copy(update={"phase": LoanPhase.DRAINING})
+    if status.phase not in ACTIVE:  # the agents may have told before the trainer did
+        return _idled(status, now=now) if status.phase in RETURNING else status
+    return _idled(_ended(status, now=now, free=None), now=now).model_copy(update={"phase": LoanPhase.DRAINING})
+
+
+def _idled(status: GPULoanStatus, *, now: float) -> GPULoanStatus:
+    """An idle time of the trainer is over; one that was refused tells as much as one that was lent."""
+    seen = _between(from_rfc3339(status.offered_at), now)
+    if seen is None:
+        return status
+    before = status.idle_seconds
+    mean = seen if before is None else round(before + IDLE_WEIGHT * (seen - before), 3)
+    return status.model_copy(update={"idle_seconds": mean, "offered_at": None})
 
 
 def reclaimed(status: GPULoanStatus, notice: ReclaimedNotice, *, now: float) -> GPULoanStatus:

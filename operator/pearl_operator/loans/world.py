@@ -120,7 +120,7 @@ class World:
         known = [loan for loan in self.store.index.loans_of(rollout) if (loan.namespace, loan.name) not in left_out]
         return tuple(
             replace(loan, phase=LoanPhase.GRANTED.value) if (loan.namespace, loan.name) in self.granting else loan
-            for loan in to_planner_loans(known, waiting)
+            for loan in to_planner_loans(known, waiting, now=self.clock.now())
         )
 
     def wake(self, rollout: RolloutKey) -> None:

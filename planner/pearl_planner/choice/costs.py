@@ -27,7 +27,13 @@ LONGEST_GAP_SECONDS = 60.0
 FLIP_SECONDS = 1.0
 """Before any flip was measured."""
 _WAKING = frozenset({"Granted", "Waking", "Serving"})
-_FIELDS = {"start": "start_cost_seconds", "wake": "wake_cost_seconds", "flip": "flip_cost_seconds"}
+_FIELDS = {
+    "start": "start_cost_seconds",
+    "wake": "wake_cost_seconds",
+    "cold": "cold_cost_seconds",
+    "flip": "flip_cost_seconds",
+}
+_SEEN = {"wake": "wake_seen_at", "cold": "cold_seen_at"}
 
 
 def flip_seconds(measured: float | None) -> float:
@@ -44,6 +50,8 @@ def learn_costs(snapshot: Snapshot) -> Memory:
     for key, began in since.items():
         if key in over and now > began:
             memory = _averaged(memory, key[1], now - began, now)
+        elif key[1] == "cold" and key not in going:
+            memory = _at_least(memory, began, now)
     under_way = sorted({key: since.get(key, now) for key in going}.items(), key=lambda one: (one[1], one[0]))
     kept = tuple(Transition(uid, kind, began) for (uid, kind), began in under_way[:MOST_UNDER_WAY])
     return replace(memory, under_way=kept)
@@ -56,8 +64,17 @@ def _averaged(memory: Memory, kind: str, seconds: float, now: float) -> Memory:
     old: float | None = getattr(memory, name)
     new = seconds if old is None else old + WEIGHT * (seconds - old)
     change: dict[str, Any] = {name: float(f"{new:.6g}")}
-    memory = replace(memory, **change)
-    return replace(memory, wake_seen_at=now) if kind == "wake" else memory
+    if kind in _SEEN:
+        change[_SEEN[kind]] = now
+    return replace(memory, **change)
+
+
+def _at_least(memory: Memory, began: float, now: float) -> Memory:
+    """A cold start was taken back before it served: it takes longer than it was seen to have gone on."""
+    lasted = (began if memory.looked_at is None else memory.looked_at) - began
+    if lasted <= (memory.cold_cost_seconds or 0.0):
+        return memory
+    return replace(memory, cold_cost_seconds=float(f"{lasted:.6g}"), cold_seen_at=now)
 
 
 def _going_on(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -83,7 +100,7 @@ def _done(worker: Worker, snapshot: Snapshot) -> list[str]:
     kinds = ["flip"] if worker.acked_epoch is not None and _acknowledged(worker) else []
     if worker.zone is not Zone.BORROWED:
         return [*kinds, "start"]
-    return [*kinds, "wake"] if worker in lent_workers(snapshot) else kinds
+    return [*kinds, "wake", "cold"] if worker in lent_workers(snapshot) else kinds
 
 
 def _acknowledged(worker: Worker) -> bool:

@@ -16,7 +16,7 @@ from pearl_planner.types import Reason, Shape
 
 if TYPE_CHECKING:
     from pearl_planner.choice.evaluate import Situation
-    from pearl_planner.types import Loan, Memory
+    from pearl_planner.types import Loan, Memory, Snapshot
 
 START_SECONDS = 60.0
 SAME_SHARE = 0.01
@@ -29,7 +29,8 @@ PRIOR_LOSSES = 1.0
 MOST_HORIZON_SECONDS = 3600.0
 """No longer future is counted on, however long the nodes live."""
 WAKE_HALF_LIFE_SECONDS = 3600.0
-"""A wake cost that was not measured for so long is believed half: what nobody uses cannot be corrected otherwise."""
+"""A cost of a wake or cold start that was not measured for so long is believed half: what nobody uses cannot be
+corrected otherwise."""
 BORROW_HORIZON_SECONDS = 300.0
 
 
@@ -161,7 +162,7 @@ def borrow_answer(
     wake = wake_seconds(situation.memory, now)
     if wake is None:
         return True, Reason.APPLIED.value
-    windows = [loan.cap_seconds, loan.expected_idle_seconds, None if situation.load.rest is None else without]
+    windows = [_lasts(loan), None if situation.load.rest is None else without]
     window = min([one for one in windows if one is not None], default=BORROW_HORIZON_SECONDS)
     # The half stands for the deactivation, which was published as about half of the activation.
     saved = (window - wake) * share - wake / 2
@@ -177,7 +178,26 @@ def _rest_seconds(situation: Situation, count: int) -> float:
 
 def wake_seconds(memory: Memory, now: float) -> float | None:
     """The wake cost as far as it is still believed; None = never measured."""
-    cost = memory.wake_cost_seconds
-    if cost is None or memory.wake_seen_at is None:
+    return _believed(memory.wake_cost_seconds, memory.wake_seen_at, now)
+
+
+def over_before_it_serves(snapshot: Snapshot, loan: Loan) -> bool:
+    """An engine of the loan must start from nothing, and the loan does not last as long as that takes.
+
+    A longer loan pays for that start together with those that follow it. False while either is not known.
+    """
+    memory, lasts = snapshot.memory, _lasts(loan)
+    start = _believed(memory.cold_cost_seconds, memory.cold_seen_at, snapshot.now)
+    cold = any(worker.from_nothing for worker in snapshot.workers if worker.pod in loan.workers)
+    return cold and start is not None and lasts is not None and lasts <= start
+
+
+def _lasts(loan: Loan) -> float | None:
+    """What announces its length is believed; past idle times count where nothing is announced."""
+    return loan.expected_idle_seconds if loan.cap_seconds is None else loan.cap_seconds
+
+
+def _believed(cost: float | None, seen_at: float | None, now: float) -> float | None:
+    if cost is None or seen_at is None:
         return cost
-    return float(cost * 0.5 ** (max(now - memory.wake_seen_at, 0.0) / WAKE_HALF_LIFE_SECONDS))
+    return float(cost * 0.5 ** (max(now - seen_at, 0.0) / WAKE_HALF_LIFE_SECONDS))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pearl_api.loan import GPULoanStatus, LoanPhase, LoanSlot, PastLoan
 from pearl_api.names import Activity
 from pearl_api.wire.loans import ReclaimedNotice
 from pearl_api.wire.worker import LoanState, WorkerPhase, WorkerState
+from pearl_operator.clock import to_rfc3339
 from pearl_operator.loans import record
 from pearl_operator.loans.facts import expected_idle_seconds
 
@@ -63,7 +62,7 @@ def test_a_loan_from_offer_to_rest() -> None:
         )
     ]
     assert record.cooled(status).phase is LoanPhase.IDLE
-    assert expected_idle_seconds(status) == 90
+    assert expected_idle_seconds(status, now=T + 92) == 94  # from the first offer
 
 
 def test_the_notices_may_come_in_any_order_and_twice() -> None:
@@ -125,14 +124,26 @@ def test_only_the_last_five_loans_are_kept() -> None:
     assert [past.epoch for past in status.history] == [3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(
-    ("history", "expected"),
-    [
-        ([], None),
-        ([{"epoch": 1}], None),
-        ([{"epoch": 1, "serving_seconds": 10}, {"epoch": 2, "waking_seconds": 5, "serving_seconds": 25}], 20),
-    ],
-)
-def test_expected_idle_time_is_the_mean_of_what_was_measured(history: list[dict[str, Any]], expected: float) -> None:
-    status = GPULoanStatus(history=[PastLoan(**item) for item in history])
-    assert expected_idle_seconds(status) == expected
+def idle(status: GPULoanStatus, epoch: int, begins: float, lasts: float, *, lent: bool = True) -> GPULoanStatus:
+    """The trainer offers at `begins` and takes its GPUs back after `lasts` seconds."""
+    status = record.offered(status, request_id=f"r-{epoch}", cap_seconds=None, reason="ColdStartTooLong", now=begins)
+    if lent:
+        status = record.granting(status, epoch, now=begins)
+    return record.cooled(record.reclaiming(status, epoch, now=begins + lasts))
+
+
+def test_idle_times_count_whether_the_offer_was_taken_or_not_and_the_newest_count_most() -> None:
+    assert expected_idle_seconds(enrolled(), now=T) is None
+    status = idle(enrolled(), 1, T, 10.0)
+    assert expected_idle_seconds(status, now=T + 50) == 10
+    status = idle(status, 1, T + 100, 110.0, lent=False)
+    assert expected_idle_seconds(status, now=T + 300) == 40  # 10 + 0.3 · (110 - 10)
+    lapsed = record.withdrawn(record.offered(status, request_id="r", cap_seconds=None, reason="Held", now=T + 300))
+    assert expected_idle_seconds(record.reclaiming(lapsed, 1, now=T + 999), now=T + 999) == 40  # nobody knows that one
+
+
+def test_an_idle_time_that_lasts_longer_than_the_past_ones_is_believed_to_last_as_long_again() -> None:
+    status = idle(enrolled(), 1, T, 10.0).model_copy(
+        update={"phase": LoanPhase.OFFERED, "offered_at": to_rfc3339(T + 100)}
+    )
+    assert [expected_idle_seconds(status, now=T + 100 + passed) for passed in (0, 4, 10, 60)] == [10, 6, 10, 60]

@@ -125,6 +125,21 @@ def test_an_engine_that_starts_from_nothing_says_nothing_about_wakes() -> None:
     assert one.memory.under_way == ()
 
 
+@pytest.mark.parametrize(("last", "learnt"), [(WorkerState.READY, 40.0), (WorkerState.COLD, 20.0)])
+def test_a_cold_start_is_measured_also_where_it_was_taken_back_before_it_served(
+    last: WorkerState, learnt: float
+) -> None:
+    one = fleet()
+    loan = Loan("t", "ns", 1, "Waking", 1, ("lent",), requested=False)
+    for state in (WorkerState.STARTING, WorkerState.STARTING, last):
+        one.loans = (replace(loan, phase="Draining") if state is WorkerState.COLD else loan,)
+        one.pods = {"lent": worker(9, uid="lent", zone=Zone.BORROWED, loan="t", state=state)}
+        one.memory = replace(learn_costs(one.snapshot()), looked_at=one.now)
+        one.now += 20.0
+    assert one.memory.cold_cost_seconds == learnt
+    assert one.memory.wake_cost_seconds is None
+
+
 def test_a_wake_cost_is_believed_half_after_an_hour() -> None:
     assert wake_seconds(Memory(), 0.0) is None
     assert wake_seconds(Memory(wake_cost_seconds=8.0, wake_seen_at=100.0), 3700.0) == 4.0

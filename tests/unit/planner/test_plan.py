@@ -340,6 +340,23 @@ def test_a_loan_is_refused_when_its_wake_costs_more_than_it_saves() -> None:
     assert answer(fleet).reason == "EnvironmentBound"
 
 
+def test_a_loan_that_would_end_before_a_cold_engine_serves_is_refused() -> None:
+    fleet = started()
+    fleet.budget = budget(3, borrowed=1)
+    fleet.measurements, fleet.profile = replace(FRESH, live_trajectories=60), turns(40, 120, wait=0.1)
+    cold = worker(1000, uid="b", pod="trainer-0-borrower-0", zone=Zone.BORROWED, loan="trainer-0", from_nothing=True)
+    fleet.pods["b"] = replace(cold, state=WorkerState.COLD)
+    assert answer(fleet, cap_seconds=30.0).granted, "nobody has seen a cold start yet"
+    fleet.memory = replace(fleet.memory, cold_cost_seconds=40.0, cold_seen_at=fleet.now, wake_cost_seconds=2.0)
+    assert answer(fleet, cap_seconds=30.0) == refused("ColdStartTooLong")
+    assert answer(fleet, expected_idle_seconds=30.0) == refused("ColdStartTooLong")
+    assert answer(fleet, expected_idle_seconds=50.0).granted, "the start is paid for by the loans that follow it, too"
+    assert answer(fleet).granted, "how long the trainer waits is not known"
+    assert answer(fleet, cap_seconds=90.0, expected_idle_seconds=5.0).granted, "what is announced is believed"
+    fleet.pods["b"] = replace(fleet.pods["b"], from_nothing=False)
+    assert answer(fleet, cap_seconds=30.0).granted, "an engine that sleeps only wakes"
+
+
 def test_a_lent_worker_joins_as_prefill_and_leaves_at_once_when_asked_back() -> None:
     fleet = started(SPLIT, reserved=2)
     fleet.budget = budget(2, borrowed=1)

@@ -263,6 +263,15 @@ async def test_refused_offers_are_repeated_until_the_trainer_wants_its_gpus(
     await loan.close()
 
 
+async def test_offers_that_are_repeated_tell_how_much_of_the_announced_time_is_left(
+    client: AsyncPearlClient, pearl: Pearl
+) -> None:
+    pearl.grants, pearl.reason = False, "ColdStartTooLong"
+    async with await client.register(rollout="swe", cap_seconds=10):
+        await asyncio.sleep(13)
+    assert [round(body["capSeconds"]) for body in pearl.lends] == [10, 8, 6, 4, 2, 1, 1]
+
+
 async def test_a_cool_down_is_waited_for_by_the_heartbeat_and_no_longer(client: AsyncPearlClient, pearl: Pearl) -> None:
     pearl.grants, pearl.reason = False, "CoolingDown"
     loan = await client.register(rollout="swe")
