@@ -62,10 +62,6 @@ class Worker:
     """Called when the pod is gone or its address changed, so that no call waits for a dead peer."""
 
 
-def _serves(facts: WorkerFacts) -> tuple[object, ...]:
-    return facts.url, facts.role, facts.role_epoch, facts.activity, facts.ready
-
-
 class Fleet:
     """All workers by pod UID; `clock` gives monotonic seconds."""
 
@@ -82,7 +78,7 @@ class Fleet:
         self._bad_links: dict[tuple[str, str], tuple[float, float]] = {}
         self.workers: dict[str, Worker] = {}
         self.changes = 0
-        """How often a worker came, left or became another: what a trajectory compares from turn to turn."""
+        """How often a worker changed its role: what a trajectory compares from turn to turn."""
 
     def replace(self, facts: Iterable[WorkerFacts]) -> None:
         """Take over a complete list: what is not in it is gone."""
@@ -96,12 +92,11 @@ class Fleet:
         """Take over one worker's facts; routing follows at once."""
         worker = self.workers.get(facts.uid)
         if worker is None:
-            self.changes += 1
             self.workers[facts.uid] = Worker(facts=facts, role_seen_at=self._clock())
         elif worker.facts != facts:
             before, worker.facts = worker.facts, facts
-            self.changes += _serves(before) != _serves(facts)
             if (before.role, before.role_epoch) != (facts.role, facts.role_epoch):
+                self.changes += 1
                 worker.role_seen_at = self._clock()
                 worker.first_token_in_role_seconds = None
             if before.url != facts.url:
@@ -117,7 +112,6 @@ class Fleet:
         worker = self.workers.pop(uid, None)
         if worker is not None:
             self._lose(worker)
-            self.changes += 1
             self.notify()
 
     def notify(self) -> None:

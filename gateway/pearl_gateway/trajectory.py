@@ -57,7 +57,7 @@ class Turn:
     pieces: list[Piece] = field(default_factory=list)
     route: RouteKind | None = None
     moved: bool = False
-    """The fleet changed since the turn before."""
+    """Workers changed roles since the turn before."""
     cached_tokens: int | None = None
     """Prompt tokens that the engine which prefilled had in its cache; None = the engine did not say."""
     first_token_at: float | None = None
@@ -170,7 +170,7 @@ class Trajectory:
     prefill_home: str | None = None
     cached_tokens: int = 0
     fleet_changes: int | None = None
-    """Changes of the fleet when a turn was last routed; None before the first."""
+    """Changes of roles when a turn was last routed; None before the first."""
     last_generated: int | None = None
     """Tokens of the newest answer in the log; None before the first."""
     last_activity: float = 0.0
@@ -199,7 +199,7 @@ class Trajectory:
         return next(at for at in range(shared) if context[at] != prompt[at])
 
     def routed(self, turn: Turn, changes: int) -> None:
-        """A turn, or the rest of it, goes to a worker of the fleet as it is after that many changes."""
+        """A turn, or the rest of it, goes to a worker of the fleet as it is after that many changes of roles."""
         turn.moved |= self.fleet_changes not in (None, changes)
         self.fleet_changes = changes
 

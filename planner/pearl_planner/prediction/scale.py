@@ -55,16 +55,26 @@ def learn_scale(snapshot: Snapshot, policy: Policy) -> Memory:
     decoding = _means([seen for role, seen in _engines(snapshot, policy) if role is Role.DECODE])
     mixed = _means([seen for role, seen in _engines(snapshot, policy) if role is Role.COLOCATED])
     if decoding is not None:
-        guess = memory.decode_scale if memory.decode_scale is not None else step_scale(memory)
         wrong = interference_seconds(memory)
         alone = (1.0 - decoding.prefills * wrong) / (decoding.step_share + decoding.prefills * decoding.prefill_seconds)
-        memory = replace(memory, decode_scale=_mixed(guess, max(alone, SCALE_LIMITS[0])))
+        memory = replace(memory, decode_scale=_decode_scale(memory, max(alone, SCALE_LIMITS[0])))
     if mixed is not None:
         old = memory.colocated_seen
         new = (mixed.step_share, mixed.prefills, mixed.prefill_seconds)
         kept = new if old is None else tuple(a + WEIGHT * (b - a) for a, b in zip(old, new, strict=True))
         memory = replace(memory, colocated_seen=(_short(kept[0]), _short(kept[1]), _short(kept[2])))
     return replace(memory, model_scale=step_scale(memory))
+
+
+def _decode_scale(memory: Memory, seen: float) -> float:
+    """With one more look at workers that only decode.
+
+    The first look is believed at once where it finds them faster than was thought. Slower they also seem while they
+    work off prompts that were sent to them in their old role.
+    """
+    thought = step_scale(memory)
+    first = memory.decode_scale is None and (thought is None or seen <= thought)
+    return _mixed(None if first else thought, seen)
 
 
 def step_scale(memory: Memory) -> float | None:

@@ -24,6 +24,8 @@ VERSION = 2
 PRIOR_LIKENESS = 0.3
 PRIOR_PAIRS = 60.0
 """Pairs of siblings' worth of `PRIOR_LIKENESS` that the measured likeness is mixed with."""
+ALIKE = 1.5
+"""Mean histories within this factor are compared as they are: what is missed is not quite in proportion to them."""
 
 __all__ = [
     "TOKEN_BINS",
@@ -159,14 +161,15 @@ class Profile:
     def missed_tokens(self) -> dict[str, float]:
         """Route → tokens of a mean history that are prefilled again.
 
-        Histories grow, and not every route served the same part of the trajectories: shares of the history are carried
-        to the mean history of all of them.
+        Histories grow. What a route missed while it served quite another part of the trajectories (`ALIKE`) is carried,
+        as a share of the history, to the mean history of all.
         """
         usual = pooled(list(self.missed_of.values())).mean
         found = {}
         for route, tokens in self.missed.items():
             seen = self.missed_of.get(route, UNKNOWN).mean
-            found[route] = tokens.mean * (usual / seen if seen > 0 and usual > 0 else 1.0)
+            alike = seen <= 0 or 1 / ALIKE < usual / seen < ALIKE
+            found[route] = tokens.mean * (1.0 if alike else usual / seen)
         return found
 
     def to_dict(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class TurnRecord:
     route: str | None = None
     """`colocated`, `disaggregated` (prefill elsewhere) or `local` (decode worker prefilled)."""
     moved: bool = False
-    """Workers came, left or changed roles since the turn before: its history may lie where it is of no use now."""
+    """Workers changed roles since the turn before: its history may lie where it is of no use now."""
     cached_tokens: int | None = None
     """Prompt tokens that the engine which prefilled had in its cache."""
     inter_token_seconds: float | None = None
@@ -63,8 +63,8 @@ class TrajectoryRecord:
 def prefilled_beyond(record: TurnRecord) -> float | None:
     """Tokens prefilled beyond what the route must prefill.
 
-    None where the engine did not say, and for the first turn after a change of the fleet: what it computes again is a
-    cost of the change and not of the route.
+    None where the engine did not say, and for the first turn after workers changed roles: what it computes again is
+    a cost of the change and not of the route.
     """
     cached = known(record.cached_tokens)
     if cached is None or record.route not in _ROUTES or record.moved:

@@ -120,9 +120,9 @@ class Job:
         self.route = "colocated"
         """For the record of the turn."""
         self.fleet_changes = 0
-        """Changes of the fleet when it was last routed."""
+        """Changes of roles when it was last routed."""
         self.moved = False
-        """The fleet changed since its turn before."""
+        """Workers changed roles since its turn before."""
         self.home: Engine | None = None
         """Generated last."""
         self.home_role: Role | None = None

@@ -251,17 +251,17 @@ class Pods:
     def relist(self) -> None:
         """Routing lists from what the gateway knows now; turns that wait are tried again."""
         lists: dict[Role, list[Engine]] = {role: [] for role in Role}
-        serving = []
+        roles = {}
         for pod in self.by_name.values():
             role = pod.acked_role if pod.acked_activity is Activity.ACTIVE else None
             if pod.engine and pod.state in (WorkerState.READY, WorkerState.UNREADY):
-                serving.append((pod.uid, role))
+                roles[pod.uid] = pod.acked_role
             if pod.engine and pod.state is WorkerState.READY:
                 pod.engine.role = role
                 if role is not None:
                     lists[role].append(pod.engine)
         router = self._router
-        router.serves(serving)
+        router.serves(roles)
         router.colocated, router.prefillers = lists[Role.COLOCATED], lists[Role.PREFILL]
         router.decoders = lists[Role.DECODE]
         self.changed()

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from pearl_simulator.cluster.jobs import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from pearl_planner.types import Role
     from pearl_simulator.cluster.engine import Engine
     from pearl_simulator.cluster.jobs import Job
     from pearl_simulator.cluster.lengths import Lengths
@@ -41,7 +42,7 @@ class Router:
 
     __slots__ = (
         "_lengths",
-        "_serving",
+        "_roles",
         "_settings",
         "changes",
         "colocated",
@@ -59,15 +60,14 @@ class Router:
         self.decoders: list[Engine] = []
         self.waiting: list[Job] = []
         self.changes = 0
-        """How often workers came, left or changed roles."""
-        self._serving: Sequence[object] = ()
+        """How often workers changed roles."""
+        self._roles: Mapping[str, Role] = {}
         self.local_append_tokens = 0
 
-    def serves(self, serving: Sequence[object]) -> None:
-        """Workers with their roles, whether they load weights just now or not."""
-        if serving != self._serving:
-            self._serving = serving
-            self.changes += 1
+    def serves(self, roles: Mapping[str, Role]) -> None:
+        """Roles of all that have an engine, whether they load weights just now or not."""
+        self.changes += any(self._roles.get(uid, role) is not role for uid, role in roles.items())
+        self._roles = roles
 
     def dispatch(self, job: Job) -> None:
         """Send the present turn, or what is left of it, to a worker; it waits while there is none."""

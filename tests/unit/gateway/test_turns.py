@@ -272,7 +272,7 @@ async def test_role_flip_is_acknowledged_and_routed_by_at_once(bench: Bench) -> 
     assert (len(first.requests), second.fetched) == (1, 1)
 
 
-async def test_a_turn_after_a_change_of_the_fleet_is_recorded_as_moved(
+async def test_a_turn_after_a_change_of_roles_is_recorded_as_moved(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[bool] = []

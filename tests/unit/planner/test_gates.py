@@ -226,12 +226,14 @@ def test_prompts_that_decode_workers_prefill_without_being_told_to_do_not_make_t
     assert step_scale(one.memory) == pytest.approx(1.0, rel=1e-3)
 
 
-def test_the_first_look_at_a_worker_that_only_decodes_starts_from_what_was_thought_before() -> None:
+def test_one_look_does_not_make_a_worker_that_only_decodes_slow() -> None:
     # Right after a change it still works off prompts that were sent to it in its old role: 3 times its table.
     one = fleet()
     one.memory = learned(one, Role.COLOCATED, metrics(4.0, 1.1 * (0.046 + 3.9207 / 120.0 * 0.1)))
     one.memory = learned(one, Role.DECODE, metrics(4.0, 3 * 0.046))
     assert step_scale(one.memory) == pytest.approx(1.1**0.9 * 3**0.1, rel=1e-3)
+    one.memory = replace(one.memory, decode_scale=None, model_scale=None)
+    assert step_scale(learned(one, Role.DECODE, metrics(4.0, 0.046))) == pytest.approx(1.0)
 
 
 def test_without_decoding_alone_slowness_beyond_a_tables_error_may_be_interference() -> None:
