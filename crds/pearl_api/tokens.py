@@ -2,8 +2,10 @@
 
 | token    | derived from            | holder                  | accepted by                         |
 |----------|-------------------------|-------------------------|-------------------------------------|
-| agent    | key, "agent"            | operator, gateway       | worker agents                       |
+| agent    | key, "agent"            | operator, gateway       | worker agents of the rollout itself |
 | engine   | key, "engine"           | gateway, worker agent   | the engine guard (inference paths)  |
+| the same | agent or engine token,  | as above; in the        | agents and engines of that loan's   |
+| of a loan| "ns/loan/uid"           | trainer's namespace     | borrowers, and of no other worker   |
 | gateway  | key, "gateway"          | operator                | the gateway (statistics)            |
 | client   | key, "client"           | RL framework, agents    | the gateway (inference, batches)    |
 | loan key | key, "loan"             | operator                | -                                   |
@@ -36,7 +38,20 @@ def derive(key: str, purpose: str) -> str:
 
 def loan_token(key: str, namespace: str, loan: str, trainer_uid: str) -> str:
     """The token of one loan of one trainer pod: a later pod of the same name has another. `key` is the root key."""
-    return derive(derive(key, "loan"), f"{namespace}/{loan}/{trainer_uid}")
+    return derive(derive(key, "loan"), lender(namespace, loan, trainer_uid))
+
+
+def lender(namespace: str, loan: str | None, trainer_uid: str | None) -> str:
+    """Names one loan of one trainer pod; the same for all of its borrower pods."""
+    return f"{namespace}/{loan or ''}/{trainer_uid or ''}"
+
+
+def of_borrower(token: str, lender_: str | None) -> str:
+    """The agent or engine token of a loan's borrowers; `lender_` None = the rollout's own workers, whose it is as such.
+
+    What a trainer's namespace can read, and what is sent to a pod there, opens nothing outside that loan.
+    """
+    return token if lender_ is None else derive(token, lender_)
 
 
 def group_token(key: str, namespace: str, group: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 import yaml
 
-from pearl_api import names
+from pearl_api import names, tokens
 from pearl_api.wire.gateway import GatewayStats, TrajectoryExport
 from pearl_api.wire.worker import WorkerState
 
@@ -260,9 +260,13 @@ class Fleet:
         body = generate_body(token_ids, max_tokens)
         return turn(self.call("POST", "/inference/v1/generate", body, headers))
 
+    def worker_token(self, pod: Object, purpose: str) -> str:
+        """What opens one worker's `agent` or `engine`; a borrower's is limited to its loan."""
+        return tokens.of_borrower(self.secret(names.worker_secret(self.name))[purpose], lender_of(pod))
+
     def generate_on(self, pod: Object, token_ids: Sequence[int], max_tokens: int) -> Turn:
         """The same straight on one worker's engine: the undisturbed reference."""
-        token = self.secret(names.worker_secret(self.name))["engine"]
+        token = self.worker_token(pod, "engine")
         url = f"http://{pod['status']['podIP']}:{names.PORT_ENGINE}/inference/v1/generate"
         body = {**generate_body(token_ids, max_tokens), "model": self.resource()["spec"]["model"]["name"]}
         answer = self.http.post(url, json=body, headers={"Authorization": f"Bearer {token}"})
@@ -270,10 +274,18 @@ class Fleet:
 
     def agent(self, pod: Object) -> WorkerState:
         """State of one worker's agent."""
-        token = self.secret(names.worker_secret(self.name))["agent"]
+        token = self.worker_token(pod, "agent")
         url = f"http://{pod['status']['podIP']}:{names.PORT_AGENT}/v1/state"
         answer = self.http.get(url, headers={"Authorization": f"Bearer {token}"})
         return WorkerState.model_validate(_checked(answer))
+
+
+def lender_of(pod: Object) -> str | None:
+    """Whose loan the tokens of a borrower pod are limited to; None of any other pod."""
+    meta = pod["metadata"]
+    loan = (meta.get("labels") or {}).get(names.LABEL_LOAN)
+    owner = next((one["uid"] for one in meta.get("ownerReferences") or [] if one.get("controller")), None)
+    return tokens.lender(meta["namespace"], loan, owner) if loan else None
 
 
 def generate_body(token_ids: Sequence[int], max_tokens: int) -> Object:

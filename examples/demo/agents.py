@@ -80,7 +80,7 @@ def start_load(stage: Stage, fleet: Fleet, phase: Phase, run: str, reference: di
         "--time-scale", str(phase.time_scale), "--no-permits", "--json", str(summary),
     ]  # fmt: skip
     if reference is not None:
-        token = fleet.secret(names.worker_secret(fleet.name))["engine"]
+        token = fleet.worker_token(reference, "engine")
         url = f"http://{reference['status']['podIP']}:{names.PORT_ENGINE}"
         words += ["--reference", url, "--reference-token", token]
     cluster = stage.installation.cluster

@@ -13,11 +13,13 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pearl_api import tokens
 from pearl_api.names import (
     COMPONENT_WORKER,
     GROUP,
     LABEL_ACTIVITY,
     LABEL_COMPONENT,
+    LABEL_LOAN,
     LABEL_ROLE,
     LABEL_ROLE_EPOCH,
     LABEL_ROLLOUT,
@@ -53,6 +55,7 @@ class PodMembership:
         labels = {LABEL_ROLLOUT: rollout, LABEL_COMPONENT: COMPONENT_WORKER}
         if namespace != rollout_namespace:
             labels[LABEL_ROLLOUT_NAMESPACE] = rollout_namespace
+        self._home = rollout_namespace
         self._selector = ",".join(f"{key}={value}" for key, value in labels.items())
         self._mine: set[str] = set()
 
@@ -61,7 +64,7 @@ class PodMembership:
 
         async def listed() -> str:
             pods = await self._list()
-            facts = [pod_facts(pod) for pod in pods["items"]]
+            facts = [pod_facts(pod, self._home) for pod in pods["items"]]
             for uid in self._mine - {fact.uid for fact in facts}:
                 fleet.remove(uid)
             for fact in facts:
@@ -71,7 +74,7 @@ class PodMembership:
             return str(pods["metadata"]["resourceVersion"])
 
         def changed(kind: str, pod: dict[str, Any]) -> None:
-            fact = pod_facts(pod)
+            fact = pod_facts(pod, self._home)
             if kind == "DELETED":
                 self._mine.discard(fact.uid)
                 fleet.remove(fact.uid)
@@ -137,8 +140,12 @@ def apply_rollout(rollout: Mapping[str, Any], routing: Routing) -> None:
     routing.measured_from = str(weights.get("measuredFrom", routing.measured_from))
 
 
-def pod_facts(pod: Mapping[str, Any]) -> WorkerFacts:
-    """Facts of a worker pod. A pod that is being deleted gets nothing new; unknown labels mean colocated and active."""
+def pod_facts(pod: Mapping[str, Any], home: str | None = None) -> WorkerFacts:
+    """Facts of a worker pod. A pod that is being deleted gets nothing new; unknown labels mean colocated and active.
+
+    `home`: the rollout's namespace; None = the pod's. A pod elsewhere is sent no token but its loan's, whatever its
+    labels are.
+    """
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata.get("labels") or {}
     address = status.get("podIP")
@@ -158,7 +165,16 @@ def pod_facts(pod: Mapping[str, Any]) -> WorkerFacts:
         activity=activity,
         ready=ready,
         borrowed=labels.get(LABEL_ZONE) == Zone.BORROWED,
+        lender=_lender(metadata, labels.get(LABEL_LOAN), home),
     )
+
+
+def _lender(metadata: Mapping[str, Any], loan: str | None, home: str | None) -> str | None:
+    namespace = metadata.get("namespace", "")
+    if loan is None and home in (None, namespace):
+        return None
+    owner = next((one["uid"] for one in metadata.get("ownerReferences") or [] if one.get("controller")), None)
+    return tokens.lender(namespace, loan, owner)
 
 
 def _known(kind: type[E], value: Any, default: E) -> E:

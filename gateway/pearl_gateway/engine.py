@@ -11,10 +11,12 @@ import contextlib
 import json
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from pearl_api import tokens
 from pearl_gateway.errors import (
     EngineClosedError,
     EngineRefusedError,
@@ -68,7 +70,7 @@ class Prefilled:
 
 
 class EngineClient:
-    """Calls engines and agents by URL with this rollout's tokens."""
+    """Calls engines and agents by URL with this rollout's tokens; `lenders`: by the URLs of those that are borrowed."""
 
     def __init__(
         self,
@@ -76,11 +78,18 @@ class EngineClient:
         engine_token: str | None,
         agent_token: str | None = None,
         connect_seconds: float = 2.0,
+        lenders: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._session = session
         self._connect = connect_seconds
-        self._engine = {"Authorization": f"Bearer {engine_token}"} if engine_token else {}
-        self._agent = {"Authorization": f"Bearer {agent_token}"} if agent_token else {}
+        self._engine_token = engine_token
+        self._agent_token = agent_token
+        self._lenders = lenders
+
+    def _bearer(self, token: str | None, url: str) -> dict[str, str]:
+        if not token:
+            return {}
+        return {"Authorization": f"Bearer {tokens.of_borrower(token, self._lenders.get(url))}"}
 
     async def generate(  # noqa: PLR0913 - all but the first two are bounds
         self,
@@ -131,7 +140,7 @@ class EngineClient:
     ) -> aiohttp.ClientResponse:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._connect)
         path = url + "/inference/v1/generate"
-        headers = self._engine | weights.headers()
+        headers = self._bearer(self._engine_token, url) | weights.headers()
         call = asyncio.ensure_future(self._session.post(path, json=body, headers=headers, timeout=timeout))
 
         def lose() -> None:
@@ -176,7 +185,7 @@ class EngineClient:
         """
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect)
         try:
-            both = self._engine | dict(headers or {})
+            both = self._bearer(self._engine_token, url) | dict(headers or {})
             async with self._session.post(url + path, json=body, headers=both, timeout=timeout) as response:
                 await _check(response, url)
                 return json.loads(await response.read())
@@ -199,8 +208,9 @@ class EngineClient:
     async def agent_state(self, agent_url: str, seconds: float = _PROBE_SECONDS) -> dict[str, Any] | None:
         """The worker agent's state, or None if it does not answer."""
         timeout = aiohttp.ClientTimeout(total=seconds)
+        headers = self._bearer(self._agent_token, agent_url)
         try:
-            async with self._session.get(agent_url + "/v1/state", headers=self._agent, timeout=timeout) as response:
+            async with self._session.get(agent_url + "/v1/state", headers=headers, timeout=timeout) as response:
                 return await response.json() if response.status == HTTPStatus.OK else None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
             return None
@@ -208,11 +218,9 @@ class EngineClient:
     async def report(self, agent_url: str, kind: str, detail: str) -> None:
         """Tell the agent about a fault that only it can mend; it may be gone, then nobody is told."""
         timeout = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
-        body = {"kind": kind, "detail": detail}
+        body, headers = {"kind": kind, "detail": detail}, self._bearer(self._agent_token, agent_url)
         try:
-            async with self._session.post(
-                agent_url + "/v1/engine/report", json=body, headers=self._agent, timeout=timeout
-            ):
+            async with self._session.post(agent_url + "/v1/engine/report", json=body, headers=headers, timeout=timeout):
                 return
         except (aiohttp.ClientError, OSError, TimeoutError):
             return

@@ -40,6 +40,8 @@ class WorkerFacts:
     ready: bool
     borrowed: bool = False
     """On a trainer's GPU: it keeps prefilled KV only for a short lease."""
+    lender: str | None = None
+    """Whose loan the tokens of a borrower are limited to (`pearl_api.tokens.lender`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,8 @@ class Fleet:
         self._changed = asyncio.Event()
         self._bad_links: dict[tuple[str, str], tuple[float, float]] = {}
         self.workers: dict[str, Worker] = {}
+        self.lenders: dict[str, str] = {}
+        """Of borrowers, by the URLs of their engines and agents."""
         self.changes = 0
         """How often a worker changed its role: what a trajectory compares from turn to turn."""
 
@@ -91,6 +95,7 @@ class Fleet:
     def upsert(self, facts: WorkerFacts) -> None:
         """Take over one worker's facts; routing follows at once."""
         worker = self.workers.get(facts.uid)
+        self._note_lender(facts)
         if worker is None:
             self.workers[facts.uid] = Worker(facts=facts, role_seen_at=self._clock())
         elif worker.facts != facts:
@@ -106,6 +111,14 @@ class Fleet:
         else:
             return
         self.notify()
+
+    def _note_lender(self, facts: WorkerFacts) -> None:
+        """Addresses are used again, also by workers that are nobody's borrowers."""
+        for url in (facts.url, facts.agent_url):
+            if url is not None and facts.lender is not None:
+                self.lenders[url] = facts.lender
+            elif url is not None:
+                self.lenders.pop(url, None)
 
     def remove(self, uid: str) -> None:
         """The pod is gone: calls in flight on it end now and are resumed elsewhere."""

@@ -77,10 +77,14 @@ class Gateway:
         self.membership_known = False
         self.tally = Tally()
         self.routing = Routing(settings.local_append_tokens, None, settings.max_staleness)
-        self.engine = EngineClient(
-            session, settings.tokens.engine, settings.tokens.agent, settings.limits.connect_seconds
-        )
         self.fleet = Fleet(clock, on_eject=self._probe, on_unready=self._doubt)
+        self.engine = EngineClient(
+            session,
+            settings.tokens.engine,
+            settings.tokens.agent,
+            settings.limits.connect_seconds,
+            self.fleet.lenders,
+        )
         self.text = TextService(self.fleet, self.engine, clock, settings.limits.queue_seconds)
         self.batches = Batches(wall, storage)
         self.consumer = Consumer()

@@ -44,7 +44,7 @@ class AgentClient:
         base = self._resolver.agent(pod)
         if base is None:
             raise Unavailable(f"pod {pod.namespace}/{pod.name} has no address yet")
-        token = tokens.derive(await self._keys.root_key(rollout), "agent")
+        token = tokens.of_borrower(tokens.derive(await self._keys.root_key(rollout), "agent"), pod.lender)
         return await self._http.call(method, base + path, token=token, body=body)
 
     async def state(self, rollout: RolloutKey, pod: PodAddress) -> WorkerState:

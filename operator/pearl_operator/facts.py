@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from pearl_api import names
+from pearl_api import names, tokens
 from pearl_api.loan import GPULoanSpec, GPULoanStatus
 from pearl_api.rollout import PearlRolloutSpec, PearlRolloutStatus
 from pearl_operator.clock import from_rfc3339
@@ -175,6 +175,14 @@ def _waiting(statuses: list[Mapping[str, Any]]) -> str | None:
     return None
 
 
+def _address(meta: Mapping[str, Any], status: Mapping[str, Any], rollout: RolloutKey) -> PodAddress:
+    """Outside the rollout's namespace nobody is shown the tokens of its own workers, whatever the labels are."""
+    namespace, loan = meta["namespace"], (meta.get("labels") or {}).get(names.LABEL_LOAN)
+    borrowed = loan is not None or namespace != rollout.namespace
+    lender = tokens.lender(namespace, loan, _owner_uid(meta)) if borrowed else None
+    return PodAddress(namespace, meta["name"], meta["uid"], status.get("podIP") or None, lender)
+
+
 def pod_fact(body: Object) -> PodFact | None:
     """The fact of a pod with PEARL's labels; None for any other pod."""
     meta, spec, status = body.get("metadata") or {}, body.get("spec") or {}, body.get("status") or {}
@@ -188,7 +196,7 @@ def pod_fact(body: Object) -> PodFact | None:
     ready, scheduled = _condition(status, "Ready"), _condition(status, "PodScheduled")
     disruption = _condition(status, "DisruptionTarget")
     return PodFact(
-        address=PodAddress(meta["namespace"], meta["name"], meta["uid"], status.get("podIP") or None),
+        address=_address(meta, status, rollout),
         resource_version=meta.get("resourceVersion", ""),
         rollout=rollout,
         component=component,

@@ -44,6 +44,8 @@ class PodAddress:
     uid: str
     ip: str | None
     """None until it was started."""
+    lender: str | None = None
+    """Of a borrower: whose loan its tokens are limited to (`pearl_api.tokens.lender`)."""
 
 
 class Kube(Protocol):

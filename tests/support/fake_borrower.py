@@ -140,7 +140,7 @@ class BorrowerPod:
         assert loan is not None
         owner = body["metadata"]["ownerReferences"][0]["uid"]
         self.tokens = worker_api.Tokens(
-            agent=tokens.derive(ROOT_KEY, "agent"),
+            agent=tokens.of_borrower(tokens.derive(ROOT_KEY, "agent"), tokens.lender(loan.namespace, loan.name, owner)),
             loan=tokens.loan_token(ROOT_KEY, loan.namespace, loan.name, owner),
         )
         self.device = Device()

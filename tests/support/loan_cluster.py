@@ -87,7 +87,7 @@ class WireAgents:
         self.network = network
 
     async def _call(self, method: str, pod: PodAddress, path: str, body: Any = None) -> bytes:
-        headers = {"Authorization": f"Bearer {tokens.derive(ROOT_KEY, 'agent')}"}
+        headers = {"Authorization": f"Bearer {tokens.of_borrower(tokens.derive(ROOT_KEY, 'agent'), pod.lender)}"}
         content = body.model_dump(mode="json", by_alias=True) if body is not None else None
         async with httpx2.AsyncClient(transport=self.network, trust_env=False, verify=False) as client:
             try:

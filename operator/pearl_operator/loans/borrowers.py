@@ -67,9 +67,10 @@ def trainer_reference(pod: str, uid: str, *, controller: bool) -> dict[str, Any]
 
 
 def secret_object(loan: LoanFact, root_key: str) -> Object:
-    """The tokens that the loan's borrowers mount."""
+    """The tokens that the loan's borrowers mount; all of them open these borrowers and nothing else."""
     trainer = loan.spec.trainer
-    values = {purpose: tokens.derive(root_key, purpose) for purpose in ("agent", "engine")}
+    lender = tokens.lender(loan.namespace, loan.name, trainer.uid)
+    values = {purpose: tokens.of_borrower(tokens.derive(root_key, purpose), lender) for purpose in ("agent", "engine")}
     values["loan"] = tokens.loan_token(root_key, loan.namespace, loan.name, trainer.uid)
     return {
         "apiVersion": kinds.SECRET.api_version,

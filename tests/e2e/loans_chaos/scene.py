@@ -17,9 +17,9 @@ from loans_chaos import processes
 from loans_chaos.chaos_device import ENGINE_BYTES, Shares
 from loans_chaos.load import Load
 from loans_chaos.watch import Watch
-from pearl_api import names
+from pearl_api import names, tokens
 from pearl_api.wire.worker import WorkerState
-from pearl_dev.fleet import wait_for
+from pearl_dev.fleet import lender_of, wait_for
 from pearl_dev.product import NAMESPACE
 from pearl_trainer.weights import publish
 
@@ -178,7 +178,8 @@ class Scene:
         """What the borrower's agent says; None where it says nothing."""
         url = f"http://{self.address('borrower')}:{names.PORT_AGENT}/v1/state"
         try:
-            answer = self._http.get(url, headers={"Authorization": f"Bearer {self._agent_token}"})
+            token = tokens.of_borrower(self._agent_token, lender_of(self.pods["borrower"]))
+            answer = self._http.get(url, headers={"Authorization": f"Bearer {token}"})
         except httpx.HTTPError:
             return None
         return WorkerState.model_validate(answer.json()) if answer.is_success else None

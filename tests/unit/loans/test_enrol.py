@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from loan_cluster import SPEC, trainer_pod
 
+from pearl_api import names, tokens
 from pearl_api.loan import GPULoanStatus, LoanPhase
 from pearl_api.wire.loans import RegisterRequest
-from pearl_operator.facts import LoanFact, RolloutFact, loan_fact, rollout_fact
+from pearl_gateway.cluster import pod_facts
+from pearl_gateway.fleet import Fleet
+from pearl_operator.facts import LoanFact, RolloutFact, loan_fact, pod_fact, rollout_fact
 from pearl_operator.loans.borrowers import borrower_pod, free_slots, loan_object, secret_object
 from pearl_operator.loans.enrol import Enrolment, check, same
 from pearl_operator.loans.identity import Caller, caller_of
@@ -163,11 +167,44 @@ def test_a_borrower_holds_no_gpu_of_its_own_and_belongs_to_the_trainer() -> None
     assert labels["pearl.dev/loan"] == "trainer-0"
 
 
-def test_the_secret_of_a_loan_holds_no_root_key() -> None:
-    secret = secret_object(loan(enrolment(["GPU-a"])), "0" * 64)
-    assert set(secret["stringData"]) == {"agent", "engine", "loan"}
-    assert "0" * 64 not in secret["stringData"].values()
-    assert secret["metadata"]["namespace"] == "ml"
+KEY = "0" * 64
+ROLLOUT_WIDE = {purpose: tokens.derive(KEY, purpose) for purpose in ("agent", "engine")}
+
+
+def test_the_secret_of_a_loan_opens_its_own_borrowers_and_nothing_else() -> None:
+    mine = loan(enrolment(["GPU-a"]))
+    trainer = mine.spec.trainer.model_copy(update={"uid": "a-later-pod"})
+    later = replace(mine, spec=mine.spec.model_copy(update={"trainer": trainer}))
+    secrets = [secret_object(one, KEY) for one in (mine, later)]
+    assert set(secrets[0]["stringData"]) == {"agent", "engine", "loan"}
+    assert secrets[0]["metadata"]["namespace"] == "ml"
+    shown = [KEY, *ROLLOUT_WIDE.values(), *(value for secret in secrets for value in secret["stringData"].values())]
+    assert len(set(shown)) == len(shown)
+
+
+def test_operator_and_gateway_show_a_borrower_the_tokens_that_it_mounts() -> None:
+    mine = loan(enrolment(["GPU-a"]))
+    secret = secret_object(mine, KEY)["stringData"]
+    body = borrower_pod(mine, rollout(), index=0, slot=1000, hostname="node-1")
+    body = {**body, "metadata": {**body["metadata"], "uid": "u"}, "status": {"podIP": "10.0.0.9"}}
+    fact, fleet = pod_fact(body), Fleet(lambda: 0.0)
+    assert fact is not None
+    assert tokens.of_borrower(ROLLOUT_WIDE["agent"], fact.address.lender) == secret["agent"]
+    fleet.upsert(pod_facts(body, "pearl"))
+    for purpose, port in (("engine", names.PORT_ENGINE), ("agent", names.PORT_AGENT)):
+        assert tokens.of_borrower(ROLLOUT_WIDE[purpose], fleet.lenders[f"http://10.0.0.9:{port}"]) == secret[purpose]
+    # The address is a worker's of the rollout itself now.
+    own = {"name": "swe-w0-0", "namespace": "pearl", "uid": "w", "labels": {}}
+    fleet.upsert(pod_facts({"metadata": own, "status": body["status"]}, "pearl"))
+    assert fleet.lenders == {}
+
+
+def test_a_pod_in_another_namespace_is_shown_no_token_of_the_rollouts_own_workers() -> None:
+    labels = {names.LABEL_ROLLOUT: "swe", names.LABEL_ROLLOUT_NAMESPACE: "pearl", names.LABEL_COMPONENT: "worker"}
+    body = {"metadata": {"name": "x", "namespace": "ml", "uid": "u", "labels": labels}, "status": {"podIP": "10.0.0.9"}}
+    fact = pod_fact(body)
+    assert fact is not None
+    assert fact.address.lender == pod_facts(body, "pearl").lender == "ml//"
 
 
 def test_borrowers_are_numbered_apart_from_the_planners_slots() -> None:
