@@ -6,6 +6,7 @@ Exit status 0 after SIGTERM or SIGINT, 1 when something crashed or the Lease was
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -44,6 +45,7 @@ async def serve(chosen: settings.Settings) -> int:
     _on_signals(stop)
     async with AsyncExitStack() as stack:
         operator = await assemble(chosen, stack)
+        forget_what_stays()
         server = server_of(operator.app, chosen.port)
         web = _task(server.serve())
         stopped, work = _task(_until(stop)), _task(_work(operator, chosen, stop))
@@ -56,6 +58,15 @@ async def serve(chosen: settings.Settings) -> int:
             server.should_exit = True
             await asyncio.gather(web, return_exceptions=True)
     return _exit_status(ended, stop)
+
+
+def forget_what_stays() -> None:
+    """No garbage collection looks at what is there now, modules above all; called once, when everything is made.
+
+    Those 100,000 objects made each full collection stop the process for 0.1 s, and every offer of a loan with it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 async def _work(operator: Operator, chosen: settings.Settings, stop: asyncio.Event) -> None:

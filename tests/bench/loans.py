@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import multiprocessing
 import os
 import socket
@@ -84,7 +85,7 @@ async def progress(made: dict[str, Any], began: float, seconds: float) -> None:
     while True:
         await asyncio.sleep(5)
         done = sum(len(trainer.reclaims) for trainer in made.values())
-        lost = sum(trainer.not_returned for trainer in made.values())
+        lost = sum(len(trainer.not_returned) for trainer in made.values())
         passed = asyncio.get_running_loop().time() - began
         print(f"{passed:4.0f} of {seconds:.0f} s: {done} reclaims, {lost} not returned", file=sys.stderr, flush=True)
 
@@ -98,6 +99,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where the results go")
     parser.add_argument("--page", type=Path, help="folder of the page and its plot")
     arguments = parser.parse_args()
+    # Every first offer comes before its borrower pod runs, and is refused.
+    logging.getLogger("pearl_trainer").setLevel(logging.ERROR)
     ours, theirs = multiprocessing.Pipe()
     port, agents_port = free_port(), free_port()
     operator = multiprocessing.get_context("spawn").Process(
@@ -110,11 +113,13 @@ def main() -> int:
     operator.join(timeout=10)
     measured = measured.with_machine(cores=os.cpu_count() or 1, load_before=load)
     print_rows(rows(measured))
+    for problem in measured.not_returned:
+        print(f"NotReturned: {problem}")
     if arguments.json:
         arguments.json.write_text(json.dumps(measured.as_dict(), indent=2) + "\n")
     if arguments.page:
         write_page(measured, arguments.page)
-    return 0 if measured.not_returned == measured.double_holders == 0 else 1
+    return 1 if measured.not_returned or measured.double_holders else 0
 
 
 if __name__ == "__main__":

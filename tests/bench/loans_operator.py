@@ -24,6 +24,7 @@ from pearl_operator.core import Ports, assemble_core
 from pearl_operator.http_json import HttpJson
 from pearl_operator.index import Index, key_of
 from pearl_operator.loans import LoanService
+from pearl_operator.main import forget_what_stays
 from pearl_operator.resync import Resync
 from pearl_operator.settings import Settings
 from pearl_operator.web import server_of
@@ -155,6 +156,7 @@ async def serve(pipe: Connection, sets: int, port: int, agents_port: int) -> Non
             return {"cpu_seconds": time.process_time()}
 
         server = server_of(app, port)
+        forget_what_stays()
         works = [asyncio.create_task(work) for work in (core.supervisor.run(), service.run())]
         await server.serve()
         for work in works:

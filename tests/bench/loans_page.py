@@ -37,7 +37,8 @@ class Measured:
     reclaims: list[tuple[float, float, float]]
     """When, total seconds, the engine's own seconds."""
     refusals: dict[str, int]
-    not_returned: int
+    not_returned: list[str]
+    """What each said."""
     double_holders: int
     operator_cpu_seconds: float
     trainers_cpu_seconds: float
@@ -55,7 +56,7 @@ class Measured:
             grants=[seconds for trainer in trainers for seconds in trainer.grants],
             reclaims=sorted((at - began, total, own) for one in trainers for at, total, own in one.reclaims),
             refusals=dict(refusals),
-            not_returned=sum(trainer.not_returned for trainer in trainers),
+            not_returned=[problem for trainer in trainers for problem in trainer.not_returned],
             double_holders=sum(trainer.double_holders for trainer in trainers),
             **figures,  # type: ignore[arg-type]
         )
@@ -76,7 +77,7 @@ class Measured:
             "protocol_overhead_p99_seconds": quantile(self.overheads, 0.99),
             "grant_p50_seconds": quantile(self.grants, 0.5),
             "grant_p99_seconds": quantile(self.grants, 0.99),
-            "not_returned": self.not_returned,
+            "not_returned": len(self.not_returned),
             "double_holders": self.double_holders,
             "reclaims": len(self.reclaims),
             "grants": len(self.grants),
@@ -108,7 +109,7 @@ def rows(measured: Measured) -> list[Row]:
         ("of it the engine's own sleep or kill, mean", f"{statistics.fmean(own or [0]) * 1000:.0f} ms", ""),
         ("grant, median", shown("grant_p50_seconds"), ""),
         ("grant, p99", shown("grant_p99_seconds"), "≤ 100 ms"),
-        ("not returned", str(measured.not_returned), "0"),
+        ("not returned", str(len(measured.not_returned)), "0"),
         ("GPUs with two holders", str(measured.double_holders), "0"),
         ("refused offers", ", ".join(f"{name} {n}" for name, n in sorted(measured.refusals.items())) or "none", ""),
         ("CPU of the operator", f"{measured.operator_cpu_seconds / measured.seconds * 100:.0f} % of a core", ""),

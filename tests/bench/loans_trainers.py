@@ -101,7 +101,8 @@ class Trainer:
     reclaims: list[tuple[float, float, float]] = field(default_factory=list)
     """When, total seconds, the engine's own seconds."""
     refusals: dict[str, int] = field(default_factory=dict)
-    not_returned: int = 0
+    not_returned: list[str] = field(default_factory=list)
+    """What each `NotReturned` said."""
     double_holders: int = 0
     training: bool = True
     pod: BorrowerPod | None = None
@@ -138,8 +139,8 @@ class Trainer:
         at, began = now(), time.perf_counter()
         try:
             free = await loan.reclaim()
-        except NotReturned:
-            self.not_returned += 1
+        except NotReturned as error:
+            self.not_returned.append(str(error))
             return
         total = time.perf_counter() - began
         self.training = True

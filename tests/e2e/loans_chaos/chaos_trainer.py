@@ -14,6 +14,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,16 +59,17 @@ class Trainer:
         return {"enrolled": found is not None, "agents": len(found.agents) if found else 0}
 
     def _reclaim(self, within: float) -> dict[str, Any]:
+        began = time.monotonic()
         try:
             free = self.loan.reclaim(within=within)
         except NotReturned as error:
-            return {"free": False, "why": str(error), "over": error.lease_over_seconds}
+            took = time.monotonic() - began
+            return {"free": False, "why": str(error), "over": error.lease_over_seconds, "seconds": took}
+        took = time.monotonic() - began
         # The very next thing after Free: who holds the device now?
         others = self.shares.others()
         self.leave = hold(self.device, TRAINER_BYTES)
-        return {
-            "free": True, "via": free.via, "killed": free.killed, "seconds": free.total_seconds, "others": others,
-        }  # fmt: skip
+        return {"free": True, "via": free.via, "killed": free.killed, "seconds": took, "others": others}
 
 
 def _enrol(client: PearlClient, rollout: str, part: str) -> Loan:

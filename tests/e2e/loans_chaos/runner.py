@@ -54,7 +54,7 @@ class Played:
     via: str = ""
     killed: bool = False
     seconds: float = 0.0
-    """Of the first reclaim, as the SDK measured it."""
+    """Of the first reclaim, as the trainer measured it."""
     again: int = 0
     """Reclaims after the first until Free."""
     lasted: float = 0.0
@@ -139,11 +139,12 @@ def _judge(played: Played, case: Case, answer: dict[str, Any]) -> None:
     played.via, played.killed = answer.get("via", ""), answer.get("killed", False)
     played.seconds, played.why = answer.get("seconds", 0.0), answer.get("why", "")
     names = {fault.name for fault in case.faults}
+    if played.seconds > WITHIN_SECONDS + LATE_SECONDS:
+        late = f"{played.outcome} after {played.seconds:.1f} s, and the deadline was {WITHIN_SECONDS:g} s"
+        played.problems.append(late)
     if answer["free"]:
         if answer["others"] in (ENGINE_BYTES, STUCK_BYTES, ENGINE_BYTES + STUCK_BYTES):
             played.problems.append(f"a false Free: {answer['others'] >> 30} GiB of the GPU were still in use")
-        if played.seconds > WITHIN_SECONDS + LATE_SECONDS:
-            played.problems.append(f"Free after {played.seconds:.1f} s, and the deadline was {WITHIN_SECONDS:g} s")
     elif not any(fault.keeps for fault in case.faults):
         played.problems.append(f"NotReturned: {played.why}")
     if table.MEMORY.name in names and answer["free"] and not played.problems:
