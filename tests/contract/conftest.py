@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import aiohttp
 import httpx
 import pytest
 import uvicorn
+from ports import free_port
 
 from pearl_api.names import Activity, Role
 from pearl_gateway.app import create_app
@@ -41,13 +41,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "tiny"
 START_SECONDS = 300.0
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def one_request_per_connection() -> httpx.Client:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from ports import free_port
 
 from pearl_api.tokens import derive
 from pearl_api.wire.worker import WorkerState
@@ -44,12 +44,6 @@ for job in jobs:
     job["answer"] = out[0, len(job["prompt"]):].tolist()
 json.dump([job["answer"] for job in jobs], sys.stdout)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @dataclass

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import zlib
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx2
+from ports import free_port
 
 from pearl_api import names
 from pearl_dev.shell import wait_until
@@ -123,9 +123,7 @@ class Scene:
         self.namespace = namespace
         self.folder = folder
         self.operator: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start_operator(self, **environment: str) -> None:
