@@ -29,6 +29,8 @@ TABLE_ERROR = 1.15
 MOST_INTERFERENCE = 1.8
 """Slowness by more than this factor is not held to be interference alone."""
 MIXED_SECONDS = 30.0
+MOST_SLOWER = 1.5
+"""Times of what was thought that one look at a worker that only decodes counts for at most."""
 SETTLING = 12
 LEAST_SHARE = 0.02
 """Interference that takes less of a worker's time is none."""
@@ -69,12 +71,12 @@ def learn_scale(snapshot: Snapshot, policy: Policy) -> Memory:
 def _decode_scale(memory: Memory, seen: float) -> float:
     """With one more look at workers that only decode.
 
-    The first look is believed at once where it finds them faster than was thought. Slower they also seem while they
-    work off prompts that were sent to them in their old role.
+    No engine looks faster than it is: the first look is believed at once where it is faster than was thought. Slower
+    than it is one looks while it works off prompts of its old role, or prefills since nobody else has its weights.
     """
     thought = step_scale(memory)
     first = memory.decode_scale is None and (thought is None or seen <= thought)
-    return _mixed(None if first else thought, seen)
+    return _mixed(None, seen) if first or thought is None else _mixed(thought, min(seen, MOST_SLOWER * thought))
 
 
 def step_scale(memory: Memory) -> float | None:
