@@ -46,7 +46,10 @@ class Resource:
     rules: tuple[Rule, ...]
     columns: tuple[Column, ...]
     list_maps: Mapping[tuple[str, ...], str]
-    """Lists (by path) whose entries are told apart by one field: server-side apply merges them by it."""
+    """Lists (by path) whose entries are told apart by one field: server-side apply merges them by it.
+
+    Only lists that are never applied empty after they had entries: the API server makes null of such a list.
+    """
 
     @property
     def name(self) -> str:
@@ -75,7 +78,7 @@ ROLLOUT = Resource(
         _AGE,
         Column("Message", ".status.lastDecision.message", priority=1),
     ),
-    list_maps={("status", "conditions"): "type", ("status", "target", "slots"): "slot"},
+    list_maps={("status", "conditions"): "type"},
 )
 
 LOAN = Resource(

@@ -230,6 +230,11 @@ def test_grow_and_shrink_touch_one_pod(scene: Scene) -> None:
     left = {name: uid(pod) for name, pod in scene.pods("size").items()}
     assert left.items() <= grown.items()
 
+    suspended = rollout("size", 2)
+    suspended["spec"]["suspend"] = True  # the target in the status had slots, and has none now
+    scene.apply(suspended)
+    scene.until("no worker is left", lambda: not scene.pods("size"))
+
 
 def test_everything_goes_with_the_rollout_though_the_operator_is_dead(scene: Scene) -> None:
     operator = scene.operator()
