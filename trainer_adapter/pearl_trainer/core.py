@@ -38,8 +38,9 @@ OFFER_SECONDS = 2.0
 """Between two offers while the trainer waits and the last one was refused."""
 LEAST_CAP_SECONDS = 1.0
 """Told where a trainer still offers what it wanted back by now."""
-COOLING_DOWN = "CoolingDown"
-"""A refusal that ends by itself within a second or so: the next heartbeat offers again."""
+COOLING_DOWN, SUPERSEDED = "CoolingDown", "Superseded"
+"""Refusals that end by themselves within a second or so, or with what was learned from them: the next heartbeat offers
+again."""
 EARLIER_SECONDS = 30.0
 """How long an earlier process of this pod may have lent after this one began: its lease, and what its agents take to
 end their engines, of rollouts whose `reclaimSeconds` is at most 16. Nothing in a pod proves that there was none: disks
@@ -174,7 +175,7 @@ class LoanCore:
         finally:
             self._lease.asked()
             self._next_offer = self._clock() + OFFER_SECONDS
-        if result.reason == COOLING_DOWN:
+        if result.reason in (COOLING_DOWN, SUPERSEDED):
             self._next_offer = self._clock()
         return result
 

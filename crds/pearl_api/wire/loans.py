@@ -127,7 +127,7 @@ class LendRequest(Message):
         default=0,
         ge=0,
         le=_MAX_EPOCH,
-        description="Highest epoch the trainer heard of or fenced; a grant's epoch is above it.",
+        description="Highest epoch the trainer heard of; below the newest one the offer is out of date and refused.",
     )
     members: int | None = Field(
         default=None, ge=1, le=4096, description="Groups only: GPU pods that must have registered; as in GroupRequest."

@@ -18,7 +18,7 @@ from pearl_operator.errors import OperatorError
 from pearl_operator.loans import record
 from pearl_operator.loans.facts import Waiting, offer_of
 from pearl_operator.loans.problems import LoanReason
-from pearl_operator.loans.world import COOL_SECONDS, KILL_SECONDS, Offer, lease_seconds
+from pearl_operator.loans.world import COOL_SECONDS, KEPT_ANSWERS, KILL_SECONDS, Offer, lease_seconds
 
 if TYPE_CHECKING:
     from pearl_api.loan import GPULoanStatus
@@ -58,12 +58,14 @@ class Lender:
         if memory.offer is not None and memory.offer.request_id != request.request_id:
             memory.offer.decide(granted=False, reason=LoanReason.SUPERSEDED)
         async with self.world.holding(unit):
-            if memory.last is not None and memory.last[0] == request.request_id:
-                return memory.last[1]
+            if (before := memory.answers.get(request.request_id)) is not None:
+                return before
             unit = self.world.fresh(unit)
             self._offered_now(unit)
             answer = await self._lend(unit, request, memory)
-            memory.last = (request.request_id, answer)
+            memory.answers[request.request_id] = answer
+            if len(memory.answers) > KEPT_ANSWERS:
+                del memory.answers[next(iter(memory.answers))]
         seconds = self.world.clock.monotonic() - began
         self.world.metrics.answered(unit.rollout, seconds, granted=answer.granted, reason=answer.reason)
         return answer
@@ -98,6 +100,12 @@ class Lender:
 
     def _not_now(self, unit: Unit, request: LendRequest) -> _No | None:
         """Why no planner needs to be asked; None where it does."""
+        if unit.epoch > request.after_epoch:
+            return _No(
+                LoanReason.SUPERSEDED,
+                f"epoch {unit.epoch} was granted since this offer was made after {request.after_epoch}: fence it, "
+                f"and offer anew with afterEpoch {unit.epoch}",
+            )
         if any(self._cools(loan) for loan in unit.loans):
             return _No(LoanReason.COOLING_DOWN)
         if unit.group and len(unit.loans) != request.members:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 KILL_SECONDS: Final = 2.0
 """Least time an agent keeps for killing its engine before a hard deadline."""
+KEPT_ANSWERS: Final = 32
 COOL_SECONDS: Final = 1.0
 """Between the end of a reclaim and the next grant."""
 
@@ -58,8 +59,8 @@ class Memory:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by whoever changes the loan."""
     offer: Offer | None = None
-    last: tuple[str, LendAnswer] | None = None
-    """Request id and answer of the last offer, for repeats."""
+    answers: dict[str, LendAnswer] = field(default_factory=dict)
+    """Of the last offers by request id, for repeats: a late duplicate of one that was refused is no new offer."""
     offered_at: float | None = None
     phase_since: float | None = None
     """When this process saw its phase change; None = before it started."""

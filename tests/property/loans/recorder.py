@@ -53,7 +53,7 @@ class Operator:
     """Stored in the API server."""
     epochs: list[int] = field(default_factory=list)
     """Every epoch that was stored."""
-    _last: dict[str, Any] = field(default_factory=dict)
+    _answers: dict[str, Any] = field(default_factory=dict)
     _grant: Grant | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Operator:
         return self._grant is not None
 
     def restart(self) -> None:
-        self._last, self._grant = {}, None
+        self._answers, self._grant = {}, None
 
     def receive(self, message: Message) -> None:
         """One request of the trainer."""
@@ -92,11 +92,12 @@ class Operator:
 
     def _lend(self, message: Message, body: dict[str, Any]) -> None:
         request_id = body["requestId"]
-        if request_id in self._last:
-            self.answer(message, Reply(200, self._last[request_id]))
+        if request_id in self._answers:
+            self.answer(message, Reply(200, self._answers[request_id]))
             return
         before = record.answered_before([self._fact()], request_id)
-        if before is record.Before.OVER or not self.grants_offers:
+        stale = before is None and self.status.epoch > body.get("afterEpoch", 0)
+        if before is record.Before.OVER or stale or not self.grants_offers:
             self._tell(message, request_id, granted=False)
             return
         if before is None:
@@ -137,7 +138,7 @@ class Operator:
         reason = "Granted" if granted else "AgentUnavailable"
         agents = self._view()["agents"]
         answer = {"epoch": self.status.epoch, "granted": granted, "reason": reason, "agents": agents}
-        self._last = {request_id: answer}
+        self._answers[request_id] = answer
         self.answer(message, Reply(200, answer))
 
     def _fact(self) -> LoanFact:

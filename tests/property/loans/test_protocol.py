@@ -236,9 +236,9 @@ class Protocol(RuleBasedStateMachine):
                 self.trainer_crashes()
             case "operator":
                 self.operator.up = False
-                self.operator.restart()
+                self.operator_restarts()
             case "operator for a moment":
-                self.operator.restart()
+                self.operator_restarts()
             case "planner refuses":
                 self.operator.grants_offers = False
             case "agent":
@@ -249,6 +249,11 @@ class Protocol(RuleBasedStateMachine):
                 agent.vacate_seconds = 5.0
             case "stuck engine":
                 agent.vacate_seconds = 100.0
+
+    def operator_restarts(self) -> None:
+        """What it was sent and has answered ends with its connections."""
+        self.operator.restart()
+        self.past = [one for one in self.past if one.request.url.split("/")[2] in self.agents]
 
     def trainer_crashes(self) -> None:
         self.training = False

@@ -184,6 +184,27 @@ async def test_a_repeated_request_is_answered_alike_and_makes_no_epoch(cluster: 
     assert json.dumps(cluster.loan()).count('"epoch"') == 1
 
 
+async def test_a_late_duplicate_of_a_refused_offer_is_no_new_offer(cluster: LoanCluster) -> None:
+    loan = await registered(cluster)
+    cluster.planner = lambda: (False, "BorrowNotWorthwhile")
+    refused = (await call(cluster, "POST", LENDING, OFFER, token=loan["token"])).json()
+    await call(cluster, "POST", LENDING, {"requestId": "request-2"}, token=loan["token"])
+    cluster.planner = lambda: (True, "Granted")
+    assert (await call(cluster, "POST", LENDING, OFFER, token=loan["token"])).json() == refused
+
+
+async def test_an_offer_made_before_a_grant_is_refused_after_it_also_by_another_process(cluster: LoanCluster) -> None:
+    loan = await registered(cluster)
+    granted = (await call(cluster, "POST", LENDING, OFFER, token=loan["token"])).json()
+    await cluster.kill()
+    await cluster.start()
+    await asyncio.sleep(0.1)
+    body = {"requestId": "request-0", "afterEpoch": granted["epoch"] - 1}
+    late = (await call(cluster, "POST", LENDING, body, token=loan["token"])).json()
+    assert (late["granted"], late["reason"], late["epoch"]) == (False, "Superseded", granted["epoch"])
+    assert "offer anew with afterEpoch" in late["message"]
+
+
 async def test_a_restarted_operator_answers_a_repeated_request_with_the_same_epoch(cluster: LoanCluster) -> None:
     loan = await registered(cluster)
     first = (await call(cluster, "POST", LENDING, OFFER, token=loan["token"])).json()
