@@ -32,7 +32,8 @@ def nothing() -> None:
 class Fault:
     """`keeps`: the GPU may stay away, so that `reclaim()` may raise `NotReturned` (it must never say free falsely).
 
-    `order`: of two faults the lower comes first. `prepare` runs before the loan is brought to its phase.
+    `order`: of two faults the lower comes first. `prepare` runs before the loan is brought to its phase, and is undone
+    last.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Fault:
     inject: Callable[[Scene], Undo]
     keeps: bool = False
     order: int = 0
-    prepare: Callable[[Scene], None] | None = None
+    prepare: Callable[[Scene], Undo] | None = None
     resource: str = ""
     """Faults of one resource are not paired."""
 
@@ -92,9 +93,13 @@ def stop_api_server(seconds: float) -> Fault:
     return Fault("api-stopped", text, inject, order=9, resource="api")
 
 
-def _second_operator(scene: Scene) -> None:
-    scene.kubectl("-n", NAMESPACE, "scale", "deployment/pearl-operator", "--replicas=2")
+def _second_operator(scene: Scene) -> Undo:
+    def scale(replicas: int) -> None:
+        scene.kubectl("-n", NAMESPACE, "scale", "deployment/pearl-operator", f"--replicas={replicas}")
+
+    scale(2)
     wait_for(lambda: len(_running_operators(scene)) == 2, seconds=240, what="two operators run")
+    return lambda: scale(1)
 
 
 def _running_operators(scene: Scene) -> list[str]:
@@ -114,7 +119,6 @@ def _freeze_leader(scene: Scene) -> Undo:
         wait_for(lambda: _holder(scene) not in ("", holder), seconds=120, what="the other operator leads")
         processes.send([first], signal.SIGCONT)
         time.sleep(3)  # the time in which it could do harm
-        scene.kubectl("-n", NAMESPACE, "scale", "deployment/pearl-operator", "--replicas=1")
 
     return undo
 

@@ -65,6 +65,8 @@ def run(scene: Scene, plays: Sequence[Play], say: Callable[[str], None]) -> Resu
     for number, each in enumerate(plays):
         played.append(each(scene))
         say(f"[{number + 1}/{len(plays)}] {line(played[-1])}")
+        if played[-1].last:
+            break
     turns, left, watch = scene.load.close(), scene.close(), scene.watch
     seen = {
         "looks": watch.looks,

@@ -29,6 +29,8 @@ LATE_SECONDS = 1.0
 """How late the SDK's answer may be on a machine where everything competes for two cores."""
 TRAINING_SECONDS = 0.5
 AGAIN = 4
+MISHAPS = (AssertionError, TimeoutError, OSError, RuntimeError, httpx.HTTPError)
+"""What a case may end in where something does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Played:
     lasted: float = 0.0
     problems: list[str] = field(default_factory=list)
     why: str = ""
+    last: bool = False
+    """The scene cannot be used any more."""
 
 
 def singles(phases: Sequence[Phase], faults: Sequence[Fault]) -> list[Case]:
@@ -94,9 +98,7 @@ def play(case: Case, scene: Scene) -> Played:
     played, began, overlaps = Played(case.name), time.monotonic(), len(scene.watch.overlaps)
     undo: list[Callable[[], None]] = []
     try:
-        for fault in case.faults:
-            if fault.prepare:
-                fault.prepare(scene)
+        undo.extend(fault.prepare(scene) for fault in case.faults if fault.prepare)
         scene.look()
         case.phase.reach(scene)
         answer = _reclaim_amid(scene, case, undo)
@@ -105,9 +107,9 @@ def play(case: Case, scene: Scene) -> Played:
         case.phase.restore(scene)
         scene.settle()
         _check_borrowers(scene, played)
-    except (AssertionError, TimeoutError, OSError, RuntimeError, httpx.HTTPError) as error:
+    except MISHAPS as error:
         played.problems.append(f"{type(error).__name__}: {error}")
-        _start_over(scene, case, undo)
+        _start_over(scene, case, undo, played)
     if (seen := len(scene.watch.overlaps) - overlaps) > 0:
         played.problems.append(f"trainer and engine held the GPU at the same time in {seen} looks")
     played.lasted = time.monotonic() - began
@@ -172,14 +174,18 @@ def _check_borrowers(scene: Scene, played: Played) -> None:
         played.problems.append(f"{count} borrower pods instead of 1")
 
 
-def _start_over(scene: Scene, case: Case, undo: list[Callable[[], None]]) -> None:
+def _start_over(scene: Scene, case: Case, undo: list[Callable[[], None]], played: Played) -> None:
     """The next case needs a scene at rest, whatever became of this one."""
-    while undo:
-        undo.pop()()
-    scene.tell("reclaim", within=WITHIN_SECONDS)
-    scene.tell("rest")
-    case.phase.restore(scene)
-    scene.settle()
+    try:
+        while undo:
+            undo.pop()()
+        scene.tell("reclaim", within=WITHIN_SECONDS)
+        scene.tell("rest")
+        case.phase.restore(scene)
+        scene.settle()
+    except MISHAPS as error:
+        played.problems.append(f"and the scene did not come to rest: {type(error).__name__}: {error}")
+        played.last = True
 
 
 def as_row(played: Played) -> dict[str, Any]:
