@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from pearl_api.loan import LoanPhase
 from pearl_api.names import Activity, Zone
 from pearl_operator.errors import OperatorError
 
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 _PROMETHEUS_EVERY_SECONDS: Final = 5.0
 _MAX_SCRAPES: Final = 64
 """Agents asked in one look; the others wait for the next."""
+_MOVING: Final = (LoanPhase.GRANTED, LoanPhase.WAKING, LoanPhase.DRAINING, LoanPhase.ASLEEP)
+"""Phases in which agents change by themselves, so that only a fresh answer will do."""
 _BORROWER_EVERY_SECONDS: Final = 1.0
-"""Between two questions to the agent of a borrower whose pod and loan are as they were. Every change of any loan makes
-a look: with a hundred of them all agents would be asked many times a second, and offers would wait meanwhile."""
+"""Between two questions to the agent of any other borrower whose pod and loan are as they were. Every change of any
+loan makes a look: with a hundred of them all agents would be asked many times a second, and offers would wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,16 @@ class Samples:
     """By pod UID, of pods in transition only."""
 
 
+Versions = tuple[str, str]
+"""Of a borrower pod and its loan."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What an agent said last; None = nothing. `versions` are those of its pod and its loan then."""
+    """What an agent said last; None = nothing."""
 
     at: float
-    versions: tuple[str, str | None]
+    versions: Versions | None
     state: WorkerState | None
 
 
@@ -124,9 +131,9 @@ class Sources:
 
     async def _read_agents(self, pods: Iterable[PodFact], loans: Iterable[LoanFact]) -> dict[str, WorkerState]:
         """By pod UID; missing = unknown, and the pod's own conditions decide."""
-        of_loan = {(loan.namespace, loan.name): loan.resource_version for loan in loans}
+        of_loan = {(loan.namespace, loan.name): loan for loan in loans}
         moving = {
-            pod: (pod.resource_version, of_loan.get((pod.address.namespace, pod.loan or "")))
+            pod: _versions(pod, of_loan.get((pod.address.namespace, pod.loan or "")))
             for pod in pods
             if in_transition(pod)
         }
@@ -136,21 +143,29 @@ class Sources:
         self._told = {uid: self._told[uid] for uid in before} | dict(told)
         return {uid: each.state for uid, each in self._told.items() if each.state is not None}
 
-    def _is_due(self, pod: PodFact, versions: tuple[str, str | None]) -> bool:
+    def _is_due(self, pod: PodFact, versions: Versions | None) -> bool:
         told = self._told.get(pod.address.uid)
-        settled = told is not None and pod.zone == Zone.BORROWED and told.versions == versions
-        return not settled or self.clock.monotonic() - self._told_at(pod) >= _BORROWER_EVERY_SECONDS
+        if versions is None or told is None or told.versions != versions:
+            return True
+        return self.clock.monotonic() - self._told_at(pod) >= _BORROWER_EVERY_SECONDS
 
     def _told_at(self, pod: PodFact) -> float:
         told = self._told.get(pod.address.uid)
         return told.at if told is not None else float("-inf")
 
-    async def _ask(self, pod: PodFact, versions: tuple[str, str | None]) -> tuple[str, _Told]:
+    async def _ask(self, pod: PodFact, versions: Versions | None) -> tuple[str, _Told]:
         try:
             state = await self.agents.state(self.rollout, pod.address)
         except OperatorError:
             state = None
         return pod.address.uid, _Told(self.clock.monotonic(), versions, state)
+
+
+def _versions(pod: PodFact, loan: LoanFact | None) -> Versions | None:
+    """While they stay the same an answer holds for a while; None = no answer holds longer than its look."""
+    if pod.zone != Zone.BORROWED or loan is None or loan.status.phase in _MOVING:
+        return None
+    return pod.resource_version, loan.resource_version
 
 
 def in_transition(pod: PodFact) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from fake_cluster import FakeGateway, FakeKube, FakePrometheus, VirtualClock
 
 from pearl_api import names
-from pearl_api.loan import GPULoanSpec, GPULoanStatus
+from pearl_api.loan import GPULoanSpec, GPULoanStatus, LoanPhase
 from pearl_api.wire.worker import LoanState, WorkerPhase, WorkerState
 from pearl_operator.errors import Unavailable
 from pearl_operator.facts import LoanFact, PodFact
@@ -111,6 +111,16 @@ async def test_a_borrower_whose_pod_or_loan_changed_is_asked_at_once() -> None:
     scene.pods[2] = replace(scene.pods[2], resource_version="2")
     await scene.look()
     assert sorted(scene.agents.asked) == ["uid-1", "uid-2"]
+
+
+@pytest.mark.parametrize("phase", [LoanPhase.GRANTED, LoanPhase.WAKING, LoanPhase.DRAINING, LoanPhase.ASLEEP])
+async def test_a_borrower_on_its_way_is_asked_at_every_look(phase: LoanPhase) -> None:
+    """The grant is stored before the agent hears of it: what it said in between tells nothing of the grant."""
+    scene = Scene(2)
+    scene.loans[1] = replace(scene.loans[1], status=GPULoanStatus(phase=phase))
+    await scene.look()
+    await scene.look()
+    assert scene.agents.asked == ["uid-1"]
 
 
 async def test_with_many_borrowers_everybody_is_asked_in_turn() -> None:
