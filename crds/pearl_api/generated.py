@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 import yaml
 
 from pearl_api.crd import RESOURCES, crd
+from pearl_api.gateway_openapi import gateway_api
 from pearl_api.openapi import as_text, loan_api
 from pearl_api.reference import pages
 
@@ -25,7 +26,8 @@ def crd_files() -> dict[PurePosixPath, str]:
 
 
 def doc_files() -> dict[PurePosixPath, str]:
-    """The reference pages, and the loan API for tools."""
+    """The reference pages, and the APIs for tools."""
     folder = PurePosixPath("docs/reference")
     found = {folder / f"{name}.md": text for name, text in pages().items()}
-    return {**found, folder / "loan-api.json": as_text(loan_api())}
+    apis = {"loan-api": loan_api(), "gateway-api": gateway_api()}
+    return {**found, **{folder / f"{name}.json": as_text(api) for name, api in apis.items()}}

@@ -33,7 +33,9 @@ def pages() -> dict[str, str]:
 def _index_page(bodies: Mapping[str, str]) -> str:
     titles = ((name, body.splitlines()[0].removeprefix("# ")) for name, body in bodies.items())
     listed = "".join(f"- [{title}]({name}.md)\n" for name, title in titles)
-    return f"# Reference\n\n{listed}- [Loan API, OpenAPI 3.1](loan-api.json), served at `/v1/loans/openapi.json`\n"
+    loans_api = "- [Loan API, OpenAPI 3.1](loan-api.json), served at `/v1/loans/openapi.json`\n"
+    gateway_api = "- [Gateway, OpenAPI 3.1](gateway-api.json), served by it at `/openapi.json`\n"
+    return f"# Reference\n\n{listed}{loans_api}{gateway_api}"
 
 
 def _resource_page(resource: Resource) -> str:

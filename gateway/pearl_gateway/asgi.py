@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.responses import Response
 
 from pearl_api.tokens import matches
-from pearl_api.wire.worker import Problem
 from pearl_gateway.errors import GatewayError, bad_request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncGenerator, Coroutine
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
@@ -32,12 +32,18 @@ async def json_body(request: Request) -> dict[str, Any]:
         GatewayError: it is none.
     """
     try:
-        body = json.loads(await request.body())
+        body = json.loads(await request.body(), parse_constant=_no_number)
     except ValueError as error:
         raise bad_request(f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     return body
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def json_response(content: Any, status: int = HTTPStatus.OK, headers: dict[str, str] | None = None) -> Response:
@@ -47,20 +53,18 @@ def json_response(content: Any, status: int = HTTPStatus.OK, headers: dict[str, 
 
 
 def openai_error(error: GatewayError) -> dict[str, Any]:
-    """The body that OpenAI clients expect: they look for `error.message`."""
+    """The body that OpenAI clients expect, with the fields of vLLM's: they look for `error.message`."""
     later = {} if error.retry_after_seconds is None else {"retryAfterSeconds": error.retry_after_seconds}
-    return {"error": {"message": error.message, "type": error.error, "code": error.status, **later}}
+    said = {"message": error.message, "type": error.error, "param": error.param, "code": int(error.status)}
+    return {"error": {**said, **later}}
 
 
-def error_response(error: GatewayError, *, openai: bool) -> Response:
-    """A refusal, as OpenAI clients read it or as a `Problem`."""
+def error_response(error: GatewayError) -> Response:
+    """A refusal, as OpenAI clients read it."""
     headers = {}
     if error.retry_after_seconds is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_seconds)))
-    if openai:
-        return json_response(openai_error(error), error.status, headers)
-    problem = Problem(error=error.error, message=error.message, retry_after_seconds=error.retry_after_seconds)
-    return json_response(problem.model_dump(by_alias=True), error.status, headers)
+    return json_response(openai_error(error), error.status, headers)
 
 
 def check_token(request: Request, *accepted: str | None) -> None:
@@ -94,18 +98,21 @@ async def _disconnected(request: Request) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events from an iterator of ready-made `data:` payloads; closed as soon as the client leaves."""
+    """Server-sent events from an iterator of ready-made `data:` payloads; closed as soon as the client leaves.
+
+    A `GatewayError` before the first event is an answer with its status; a later one is the last event.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
         super().__init__(None, HTTPStatus.OK, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; the iterator is closed in any case."""
-        sender = asyncio.ensure_future(self._send(send))
+        sender = asyncio.ensure_future(self._answer(scope, receive, send))
         watcher = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
@@ -117,16 +124,26 @@ class EventStream(Response):
         if isinstance(error, Exception) and not isinstance(error, OSError):
             raise error
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        try:
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
-        finally:
-            close = getattr(self._events, "aclose", None)
-            if close is not None:
-                await close()
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            try:
+                first = await anext(events, None)
+            except GatewayError as error:
+                await error_response(error)(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if first is not None:
+                await _send_event(send, first)
+            try:
+                async for event in events:
+                    await _send_event(send, event)
+            except GatewayError as error:
+                await _send_event(send, json.dumps(openai_error(error), separators=(",", ":")).encode())
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+async def _send_event(send: Send, event: bytes) -> None:
+    await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
 
 
 async def _left(receive: Receive) -> None:

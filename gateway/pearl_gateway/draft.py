@@ -93,7 +93,7 @@ def engine_request(turn: Turn, max_model_len: int) -> dict[str, Any]:
     sampling = dict(turn.sampling)
     sampling["max_tokens"] = room(turn, max_model_len)
     if sampling.get("min_tokens"):
-        sampling["min_tokens"] = max(0, sampling["min_tokens"] - done)
+        sampling["min_tokens"] = min(max(0, sampling["min_tokens"] - done), sampling["max_tokens"])
     if sampling.get("logprobs") is None and turn.keep_logprobs:
         sampling["logprobs"] = 0
     if done and sampling.get("seed") is not None:

@@ -8,17 +8,27 @@ from http import HTTPStatus
 class GatewayError(Exception):
     """An answer that is no success; `error` is the closed CamelCase reason of `Problem`."""
 
-    def __init__(self, status: int, error: str, message: str, *, retry_after_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        error: str,
+        message: str,
+        *,
+        retry_after_seconds: float | None = None,
+        param: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.error = error
         self.message = message
         self.retry_after_seconds = retry_after_seconds
+        self.param = param
+        """The field that is wrong, where it is one; the message names it too."""
 
 
-def bad_request(message: str, error: str = "BadRequest") -> GatewayError:
+def bad_request(message: str, error: str = "BadRequest", *, param: str | None = None) -> GatewayError:
     """A request that can never succeed as it is."""
-    return GatewayError(HTTPStatus.BAD_REQUEST, error, message)
+    return GatewayError(HTTPStatus.BAD_REQUEST, error, message, param=param)
 
 
 def try_later(error: str, message: str, seconds: float) -> GatewayError:

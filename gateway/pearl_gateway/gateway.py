@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pearl_gateway.storage import Storage
     from pearl_gateway.trajectory import Trajectory
 
+_MOST_CAUSE = 500
+"""Characters of a cause that are kept."""
 _PROBE_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.0)
 
 
@@ -73,10 +75,11 @@ class Gateway:
         self.new_id = new_id
         self.wall = wall
         self.started_at = clock()
+        self.started_wall = wall()
         self.storage = storage
         self.membership_known = False
         self.tally = Tally()
-        self.routing = Routing(settings.local_append_tokens, None, settings.max_staleness)
+        self.routing = Routing(settings.local_append_tokens, None, settings.max_staleness, on_update=settings.on_update)
         self.fleet = Fleet(clock, on_eject=self._probe, on_unready=self._doubt)
         self.engine = EngineClient(
             session,
@@ -131,7 +134,7 @@ class Gateway:
     def abort(self, step: int, message: AbortTrajectory) -> BatchProgress:
         """A trajectory ended early."""
         self.batches.get(step)
-        known = self.sessions.end(message.trajectory, aborted=True, reward=None, cause=message.cause)
+        known = self.sessions.end(message.trajectory, aborted=True, reward=None, cause=message.cause[:_MOST_CAUSE])
         self._ended(known)
         return self.batches.abort(step, message)
 
@@ -158,6 +161,7 @@ class Gateway:
         if self.routing.on_exceed == "Abort":
             self._abort_stale()
         idle, now = self.settings.limits.idle_seconds, self.clock()
+        self.sessions.sweep(now)
         self.consumer.wants(self.fleet.wanted_version(), now)
         for one in list(self.sessions.live.values()):
             if one.idle_since is not None and now - one.idle_since > idle:

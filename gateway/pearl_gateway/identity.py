@@ -14,6 +14,7 @@ from pearl_api.wire.gateway import (
     HEADER_STEP,
     HEADER_TRAJECTORY,
     HEADER_TURN,
+    NAME_PATTERN,
 )
 from pearl_gateway.errors import bad_request
 
@@ -30,7 +31,10 @@ _FIELDS = {
     HEADER_STEP: "step",
 }
 _TRAFFIC = ("train", "eval", "other")
-_NAME = re.compile(r"[A-Za-z0-9._:/@\-]{1,200}")
+_NUMBERS = ("turn", "attempt", "parentTurn", "step")
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_MOST = 10**15
+NAME = re.compile(NAME_PATTERN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +59,12 @@ def read_identity(headers: Mapping[str, str], body: dict[str, Any]) -> Identity:
     fields = body.pop("pearl", None) or {}
     if not isinstance(fields, dict):
         raise bad_request('field `pearl` must be an object, for example {"trajectory": "t1", "turn": 0}')
-    values: dict[str, Any] = {field: headers.get(header) or fields.get(field) for header, field in _FIELDS.items()}
-    for header, field in _FIELDS.items():
-        if values[field] is None and fields.get(field) == 0:
-            values[field] = 0
-        values[field] = _checked(header, field, values[field])
+    values: dict[str, Any] = {
+        field: _checked(header, field, headers.get(header) or fields.get(field)) for header, field in _FIELDS.items()
+    }
     traffic = values["class"] or "train"
     if traffic not in _TRAFFIC:
-        raise bad_request(f"{HEADER_CLASS}: {traffic!r} must be one of {', '.join(_TRAFFIC)}")
+        raise bad_request(f"{HEADER_CLASS}: {traffic!r} must be one of {', '.join(_TRAFFIC)}", param=HEADER_CLASS)
     return Identity(
         trajectory=values["trajectory"],
         turn=values["turn"],
@@ -77,14 +79,12 @@ def read_identity(headers: Mapping[str, str], body: dict[str, Any]) -> Identity:
 def _checked(header: str, field: str, value: Any) -> Any:
     if value is None or value == "":
         return None
-    if field in ("turn", "attempt", "parentTurn", "step"):
-        try:
-            number = int(value)
-        except (TypeError, ValueError):
-            number = -1
-        if number < 0:
-            raise bad_request(f"{header} (or pearl.{field}): {value!r} must be a whole number from 0")
+    where = f"{header} (or pearl.{field})"
+    if field in _NUMBERS:
+        number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+        if type(number) is not int or not 0 <= number < _MOST:
+            raise bad_request(f"{where}: {value!r:.80} must be a whole number from 0", param=header)
         return number
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise bad_request(f"{header} (or pearl.{field}): use 1 to 200 of letters, digits and . _ : / @ -")
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise bad_request(f"{where}: use 1 to 200 of letters, digits and . _ : / @ -", param=header)
     return value

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from pearl_gateway.asgi import CLIENT_LEFT, EventStream, json_body, json_response, openai_error, while_connected
+from pearl_gateway.asgi import CLIENT_LEFT, EventStream, json_body, json_response, while_connected
 from pearl_gateway.errors import GatewayError, bad_request
 from pearl_gateway.identity import read_identity
+from pearl_gateway.sampling import check_sampling, check_stream, sample, samples_of
 from pearl_gateway.tokens_in import Rendered, TextSoFar, TokensIn, are_token_ids, chat_so_far, refuse_transfer
 from pearl_gateway.tokens_out import TextStream, TokensOut, usage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from starlette.requests import Request
 
@@ -42,13 +43,12 @@ class Inference:
         body = await json_body(request)
         identity = read_identity(request.headers, body)
         self.check_model(body)
-        sampling = body.get("sampling_params") or {}
-        if not isinstance(sampling, dict) or sampling.get("n", 1) != 1:
-            raise bad_request("sampling_params must be an object with n = 1: send one request per sample")
+        check_stream(body)
+        sampling = check_sampling(body.get("sampling_params"))
         refuse_transfer(body, sampling.get("extra_args"))
         prompt = body.get("token_ids")
         if not are_token_ids(prompt):
-            raise bad_request("token_ids must be a list of at least one token id")
+            raise bad_request("token_ids must be a list of at least one token id", param="token_ids")
         extra = {name: body[name] for name in _PASSED_ON if body.get(name) is not None}
         turn = self.open_turn(identity, Rendered(prompt, sampling, extra))
         with_logprobs = sampling.get("logprobs") is not None
@@ -66,13 +66,14 @@ class Inference:
     async def _completions(self, body: dict[str, Any], identity: Identity) -> Response:
         known = self._known(identity)
         rendered = await self._tokens_in.completion(body, known)
-        turns = self._open_all(identity, rendered, _samples(body))
+        samples = samples_of(body, len(rendered), self._gateway.settings.limits.max_turns)
+        turns = self._open_all(identity, rendered, samples)
         if body.get("stream"):
-            return EventStream(self._text_events(body, turns, chat=False))
+            return EventStream(self._text_events(body, turns, samples, chat=False))
         await self._answers(turns)
         choices = [await self._tokens_out.completion_choice(body, turn, at) for at, turn in enumerate(turns)]
         self._remember_text(identity, body.get("prompt"), choices[0]["text"])
-        return json_response(self._envelope(turns, "text_completion", choices) | {"usage": usage(turns)})
+        return json_response(self._envelope(turns, "text_completion", choices) | {"usage": usage(turns, samples)})
 
     async def chat(self, request: Request) -> Response:
         """OpenAI chat completions."""
@@ -82,18 +83,20 @@ class Inference:
 
     async def _chat(self, body: dict[str, Any], identity: Identity) -> Response:
         rendered = await self._tokens_in.chat(body, self._known(identity))
-        turns = self._open_all(identity, [rendered], _samples(body))
+        samples = samples_of(body, 1, self._gateway.settings.limits.max_turns)
+        turns = self._open_all(identity, [rendered], samples)
         if body.get("stream"):
-            return EventStream(self._text_events(body, turns, chat=True))
+            return EventStream(self._text_events(body, turns, samples, chat=True))
         await self._answers(turns)
         choices = [await self._tokens_out.chat_choice(body, turn, at) for at, turn in enumerate(turns)]
         self._remember_chat(identity, body, choices[0]["message"])
-        return json_response(self._envelope(turns, "chat.completion", choices) | {"usage": usage(turns)})
+        return json_response(self._envelope(turns, "chat.completion", choices) | {"usage": usage(turns, samples)})
 
     async def _openai_body(self, request: Request) -> tuple[dict[str, Any], Identity]:
         body = await json_body(request)
         identity = read_identity(request.headers, body)
         self.check_model(body)
+        check_stream(body)
         return body, identity
 
     def _known(self, identity: Identity) -> Any:
@@ -101,8 +104,18 @@ class Inference:
 
     def _open_all(self, identity: Identity, rendered: list[Rendered], samples: int) -> list[Turn]:
         if identity.trajectory is not None and len(rendered) * samples != 1:
-            raise bad_request("a trajectory takes one prompt and n = 1 per turn: use one trajectory per sample")
-        return [self.open_turn(identity, one) for one in rendered for _ in range(samples)]
+            message = "a trajectory takes one prompt and n = 1 per turn: use one trajectory per sample"
+            raise bad_request(message, param="n")
+        turns: list[Turn] = []
+        try:
+            for one in rendered:
+                for at in range(samples):
+                    mine = Rendered(one.prompt, sample(one.sampling, at), one.extra)
+                    turns.append(self.open_turn(identity, mine))
+        except GatewayError:
+            self._gateway.sessions.drop(turns)
+            raise
+        return turns
 
     def open_turn(self, identity: Identity, rendered: Rendered) -> Turn:
         """The running turn of a request; raises GatewayError where it cannot be taken."""
@@ -128,7 +141,8 @@ class Inference:
             raise GatewayError(
                 HTTPStatus.NOT_FOUND,
                 "ModelUnknown",
-                f"model {wanted!r} is not served here; this rollout serves {served!r}",
+                f"model {wanted!r:.200} is not served here; this rollout serves {served!r}",
+                param="model",
             )
 
     def _remember_text(self, identity: Identity, prompt: Any, answer: str) -> None:
@@ -150,27 +164,54 @@ class Inference:
             "choices": choices,
         }
 
-    async def _text_events(self, body: dict[str, Any], turns: list[Turn], *, chat: bool) -> AsyncIterator[bytes]:
-        if len(turns) != 1:
-            raise bad_request("streaming takes one prompt and n = 1: send one request per sample")
-        (turn,) = turns
+    async def _text_events(
+        self, body: dict[str, Any], turns: list[Turn], samples: int, *, chat: bool
+    ) -> AsyncGenerator[bytes]:
         kind = "chat.completion.chunk" if chat else "text_completion"
-        stream = TextStream(self._gateway.text, body, turn, chat=chat)
+        streams = [TextStream(self._gateway.text, body, turn, chat=chat) for turn in turns]
         said = _Said()
-        try:
+        async with aclosing(self._follow_all(turns)) as ranges:
+            async for at, start, end in ranges:
+                turn = turns[at]
+                if turn.error is not None:
+                    raise turn.error
+                choice = await streams[at].push(start, end, last=turn.settled and end == len(turn.token_ids))
+                choice["index"] = at
+                said.add(choice)
+                yield _event(self._envelope(turns, kind, [choice]))
+        if len(turns) == 1:
+            self._remember_stream(turns[0], body, said, chat=chat)
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield _event(self._envelope(turns, kind, []) | {"usage": usage(turns, samples)})
+
+    async def _follow_all(self, turns: list[Turn]) -> AsyncGenerator[tuple[int, int, int]]:
+        """(index of the turn, start, end) of new tokens, as `follow` gives them."""
+        if len(turns) == 1:
+            async with aclosing(self.follow(turns[0])) as ranges:
+                async for start, end in ranges:
+                    yield 0, start, end
+            return
+        news: asyncio.Queue[tuple[int, int, int] | None] = asyncio.Queue(maxsize=len(turns))
+
+        async def pump(at: int, turn: Turn) -> None:
             async with aclosing(self.follow(turn)) as ranges:
                 async for start, end in ranges:
-                    if turn.error is not None:
-                        raise turn.error
-                    choice = await stream.push(start, end, last=turn.settled and end == len(turn.token_ids))
-                    said.add(choice)
-                    yield _event(self._envelope(turns, kind, [choice]))
-        except GatewayError as error:
-            yield _event(openai_error(error))
-            return
-        self._remember_stream(turn, body, said, chat=chat)
-        if (body.get("stream_options") or {}).get("include_usage"):
-            yield _event(self._envelope(turns, kind, []) | {"usage": usage(turns)})
+                    await news.put((at, start, end))
+            await news.put(None)
+
+        pumps = [asyncio.ensure_future(pump(at, turn)) for at, turn in enumerate(turns)]
+        try:
+            left = len(turns)
+            while left:
+                found = await news.get()
+                if found is None:
+                    left -= 1
+                else:
+                    yield found
+        finally:
+            for one in pumps:
+                one.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
 
     def _remember_stream(self, turn: Turn, body: dict[str, Any], said: _Said, *, chat: bool) -> None:
         trajectory = self._gateway.sessions.live.get(turn.trajectory)
@@ -181,7 +222,7 @@ class Inference:
         elif isinstance(body.get("prompt"), str):
             trajectory.chat = TextSoFar(body["prompt"] + said.text)
 
-    async def _token_events(self, turn: Turn, *, with_logprobs: bool) -> AsyncIterator[bytes]:
+    async def _token_events(self, turn: Turn, *, with_logprobs: bool) -> AsyncGenerator[bytes]:
         async with aclosing(self.follow(turn)) as ranges:
             async for start, end in ranges:
                 choice: dict[str, Any] = {
@@ -192,8 +233,7 @@ class Inference:
                     "logprobs": {"content": turn.entries[start:end]} if with_logprobs else None,
                 }
                 if turn.error is not None:
-                    yield _event(openai_error(turn.error))
-                    return
+                    raise turn.error
                 if turn.settled and end == len(turn.token_ids):
                     choice.update(finish_reason=turn.finish_reason, stop_reason=turn.stop_reason)
                     choice["weight_versions"] = weight_versions(turn)
@@ -236,13 +276,6 @@ class _Said:
         """As an assistant message."""
         calls = [{"function": call} for _, call in sorted(self._calls.items())]
         return {"role": "assistant", "content": self.text, "tool_calls": calls}
-
-
-def _samples(body: dict[str, Any]) -> int:
-    samples = body.get("n", 1)
-    if not isinstance(samples, int) or samples < 1:
-        raise bad_request(f"n: {samples!r} must be a whole number from 1")
-    return samples
 
 
 def _event(content: dict[str, Any]) -> bytes:

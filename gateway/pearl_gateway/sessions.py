@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _KEPT_ENDED = 64
 """Ended trajectories that stay in memory in any case."""
 _RETRY_AFTER_SECONDS = 1.0
+_ORPHAN = 5.0
+"""Seconds after which a turn that nobody reads is stopped."""
 
 
 class Sessions:
@@ -200,6 +202,8 @@ class Sessions:
             await self._runner.run(trajectory, turn)
             if turn.complete:
                 self._done(trajectory, turn)
+            elif turn.error is not None and turn.error.status < HTTPStatus.INTERNAL_SERVER_ERROR and not turn.token_ids:
+                self._refused(trajectory, turn)
             turn.settle()
         except Exception as error:
             # A bug must not leave the client waiting: the turn is lost, and says so.
@@ -211,6 +215,13 @@ class Sessions:
             trajectory.last_activity = self._clock()
             if not any(one.running for one in trajectory.turns.values() if one is not turn):
                 trajectory.idle_since = trajectory.last_activity
+
+    def _refused(self, trajectory: Trajectory, turn: Turn) -> None:
+        """Nothing came of it and nothing will: its key is free for a request that is mended."""
+        if trajectory.turns.get(turn.number) is turn:
+            del trajectory.turns[turn.number]
+        if not trajectory.ephemeral:
+            self.drop_if_unused(trajectory)
 
     def _done(self, trajectory: Trajectory, turn: Turn) -> None:
         if not trajectory.ephemeral:
@@ -238,6 +249,21 @@ class Sessions:
         trajectory = self.live.get(name)
         if trajectory is not None and trajectory.ephemeral:
             del self.live[name]
+
+    def drop(self, turns: list[Turn]) -> None:
+        """Stop turns that nobody will read."""
+        for turn in turns:
+            if turn.readers == 0 and turn.task is not None:
+                turn.task.cancel()
+                self._forget_ephemeral(turn.trajectory)
+
+    def sweep(self, now: float) -> None:
+        """Stop turns that have run without a reader for a while: their clients left before they began to read."""
+        for trajectory in list(self.live.values()):
+            orphans = [one for one in trajectory.turns.values() if one.readers == 0 and one.accepted_at < now - _ORPHAN]
+            self.drop([one for one in orphans if one.running])
+            if orphans:
+                self._forget_ephemeral(trajectory.id)
 
     async def answer(self, turn: Turn) -> Turn:
         """The turn with its whole answer.

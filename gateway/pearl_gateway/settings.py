@@ -19,8 +19,11 @@
 | PEARL_QUEUE_SECONDS          | longest wait of an admitted turn for a worker                        | 600 |
 | PEARL_IDLE_SECONDS           | a trajectory without a request for so long is over (cause `idle`)    | 3600 |
 | PEARL_MAX_TURNS              | turns in flight before new ones are refused                          | 4096 |
+| PEARL_MAX_BODY_BYTES         | longest body of a request                                            | 33554432 |
+| PEARL_BODY_SECONDS           | longest time for a client to send one                                | 60 |
 | PEARL_LOCAL_APPEND_TOKENS    | until the operator says otherwise, see status.routing                | 64 |
 | PEARL_MAX_STALENESS          | until the PearlRollout was read, see spec.weights.maxStaleness       | 1 |
+| PEARL_ON_UPDATE              | the same of spec.weights.onUpdate: Recompute, FinishTurn, KeepKV     | Recompute |
 """
 
 from __future__ import annotations
@@ -61,6 +64,8 @@ class Limits:
     idle_seconds: float = 3600.0
     max_turns: int = 4096
     max_model_len: int = 32768
+    max_body_bytes: int = 32 << 20
+    body_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if not 0 < self.kv_age_share < _LEASE_MARGIN:
@@ -95,6 +100,7 @@ class Settings:
     limits: Limits = Limits()
     local_append_tokens: int = 64
     max_staleness: int = 1
+    on_update: str = "Recompute"
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -112,6 +118,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     tokens = _read_tokens(Path(environment.get("PEARL_TOKENS", "/etc/pearl/tokens")))
     if auth == "Token" and tokens.client is None:
         raise ValueError("no client token: mount the gateway Secret at PEARL_TOKENS, or set PEARL_AUTH=None")
+    on_update = environment.get("PEARL_ON_UPDATE") or "Recompute"
+    if on_update not in ("Recompute", "FinishTurn", "KeepKV"):
+        raise ValueError(f"PEARL_ON_UPDATE={on_update!r} must be Recompute, FinishTurn or KeepKV")
     namespaces = environment.get("PEARL_TRAINER_NAMESPACES", "")
     return Settings(
         rollout=rollout,
@@ -124,6 +133,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         limits=_read_limits(environment),
         local_append_tokens=int(_number(environment, "PEARL_LOCAL_APPEND_TOKENS", 64)),
         max_staleness=int(_number(environment, "PEARL_MAX_STALENESS", 1)),
+        on_update=on_update,
     )
 
 
@@ -139,6 +149,8 @@ def _read_limits(environment: Mapping[str, str]) -> Limits:
         idle_seconds=_number(environment, "PEARL_IDLE_SECONDS", 3600),
         max_turns=int(_number(environment, "PEARL_MAX_TURNS", 4096)),
         max_model_len=int(_number(environment, "PEARL_MAX_MODEL_LEN", 32768)),
+        max_body_bytes=int(_number(environment, "PEARL_MAX_BODY_BYTES", 32 << 20)),
+        body_seconds=_number(environment, "PEARL_BODY_SECONDS", 60),
     )
 
 

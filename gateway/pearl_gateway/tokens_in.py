@@ -108,7 +108,7 @@ class TokensIn:
         _refuse_unsupported(body)
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-            raise bad_request("messages must be a list of at least one message object")
+            raise bad_request("messages must be a list of at least one message object", param="messages")
         request = {name: value for name, value in body.items() if name not in ("stream", "stream_options", "n")}
         so_far = trajectory.chat if trajectory is not None else None
         rendered = prompt = None
@@ -178,12 +178,15 @@ def chat_so_far(body: dict[str, Any], answer: dict[str, Any]) -> ChatSoFar:
 
 def canonical(message: dict[str, Any]) -> str:
     """A message without what clients add, drop or fill with defaults."""
-    calls = [
-        [call.get("function", {}).get("name"), call.get("function", {}).get("arguments")]
-        for call in message.get("tool_calls") or []
-    ]
+    found = message.get("tool_calls")
+    functions = [_object(_object(call).get("function")) for call in found] if isinstance(found, list) else []
+    calls = [[function.get("name"), function.get("arguments")] for function in functions]
     said = [message.get("role"), message.get("content") or "", calls, message.get("tool_call_id") or ""]
     return json.dumps(said, sort_keys=True)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def shape(body: dict[str, Any]) -> str:
@@ -206,7 +209,7 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
             return list(prompt)
         if all(are_token_ids(one) for one in prompt):
             return list(prompt)
-    raise bad_request("prompt must be a text, a list of token ids, or a list of these, and not empty")
+    raise bad_request("prompt must be a text, a list of token ids, or a list of these, and not empty", param="prompt")
 
 
 def refuse_transfer(*holders: Any) -> None:
@@ -220,16 +223,16 @@ def refuse_transfer(*holders: Any) -> None:
     for holder in holders:
         for name in _TRANSFER:
             if isinstance(holder, dict) and holder.get(name) is not None:
-                raise bad_request(f"{name} is the gateway's own business: leave it out")
+                raise bad_request(f"{name} is the gateway's own business: leave it out", param=name)
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
     refuse_transfer(body, body.get("vllm_xargs"))
     for name in _UNSUPPORTED:
         if body.get(name) not in (None, False, 0, 1, ""):
-            raise bad_request(f"{name} is not supported by the gateway: leave it out")
+            raise bad_request(f"{name} is not supported by the gateway: leave it out", param=name)
     if body.get("echo"):
-        raise bad_request("echo is not supported by the gateway: leave it out")
+        raise bad_request("echo is not supported by the gateway: leave it out", param="echo")
 
 
 def _extra(rendered: dict[str, Any]) -> dict[str, Any]:

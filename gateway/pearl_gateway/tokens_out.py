@@ -126,9 +126,9 @@ def chat_request(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in ("stream", "stream_options", "n")}
 
 
-def usage(turns: list[Turn]) -> dict[str, int]:
-    """Tokens of an answer; a prompt shared by several samples counts for each, as it was sent for each."""
-    prompt = sum(len(turn.prompt) for turn in turns)
+def usage(turns: list[Turn], samples: int = 1) -> dict[str, int]:
+    """Tokens of an answer; a prompt counts once for all its `samples`, as the engine counts it."""
+    prompt = sum(len(turn.prompt) for turn in turns[::samples])
     completion = sum(len(turn.token_ids) for turn in turns)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 

@@ -36,31 +36,38 @@ HEADER_CLASS: Final = "X-Pearl-Class"
 """`train` (default), `eval` or `other`; only `train` feeds the profile."""
 HEADER_PARENT: Final = "X-Pearl-Parent-Turn"
 HEADER_STEP: Final = "X-Pearl-Step"
+NAME_PATTERN: Final = r"^[A-Za-z0-9._:/@\-]{1,200}$"
+"""Names of trajectories and groups."""
+_LARGEST: Final = 10**9
 
 
 class OpenBatch(Message):
     """Declares what a batch is, so that the planner can reason about the rest of it."""
 
-    step: int = Field(ge=0)
-    groups: int = Field(ge=1)
-    group_size: int = Field(ge=1)
-    need_groups: int | None = Field(default=None, ge=1, description="Complete groups that end it; default all.")
-    min_version: int = Field(default=0, ge=0, description="Oldest weight version that may generate tokens of it.")
+    step: int = Field(ge=0, le=_LARGEST)
+    groups: int = Field(ge=1, le=_LARGEST)
+    group_size: int = Field(ge=1, le=_LARGEST)
+    need_groups: int | None = Field(
+        default=None, ge=1, le=_LARGEST, description="Complete groups that end it; default all."
+    )
+    min_version: int = Field(
+        default=0, ge=0, le=_LARGEST, description="Oldest weight version that may generate tokens of it."
+    )
 
 
 class FinishTrajectory(Message):
     """A trajectory reached its end."""
 
-    trajectory: str
-    group: str | None = None
-    reward: float | None = None
+    trajectory: str = Field(pattern=NAME_PATTERN)
+    group: str | None = Field(default=None, pattern=NAME_PATTERN)
+    reward: float | None = Field(default=None, allow_inf_nan=False)
 
 
 class AbortTrajectory(Message):
     """A trajectory ended early."""
 
-    trajectory: str
-    group: str | None = None
+    trajectory: str = Field(pattern=NAME_PATTERN)
+    group: str | None = Field(default=None, pattern=NAME_PATTERN)
     cause: str = "aborted"
 
 
@@ -83,9 +90,9 @@ class BatchProgress(Message):
 class PermitRequest(Message):
     """Asks for admission of one whole group before its environments are reset (long poll)."""
 
-    group: str
-    size: int = Field(ge=1)
-    step: int | None = None
+    group: str = Field(pattern=NAME_PATTERN)
+    size: int = Field(ge=1, le=_LARGEST)
+    step: int | None = Field(default=None, ge=0, le=_LARGEST)
     wait_seconds: float = Field(default=30.0, ge=0, le=300)
 
 

@@ -118,7 +118,7 @@ class ReclaimAnswer(Message):
 
 
 class Problem(Message):
-    """Body of every error answer of agent, gateway and loan API."""
+    """Body of every error answer of agent and loan API; the gateway answers as OpenAI clients expect."""
 
     error: str = Field(description="Closed reason, CamelCase.")
     message: str = Field(description="What is wrong and what to change.")

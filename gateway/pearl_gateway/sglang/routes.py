@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from pearl_gateway.asgi import CLIENT_LEFT, json_body, json_response, while_connected
+from pearl_gateway.asgi import CLIENT_LEFT, error_response, json_body, json_response, while_connected
+from pearl_gateway.errors import try_later
 from pearl_gateway.identity import read_identity
 from pearl_gateway.sglang import info
 from pearl_gateway.sglang.generate import generate_answer, read_generate
@@ -150,7 +151,7 @@ class _Sglang:
     async def health_generate(self, _request: Request) -> Response:
         if self._gateway.fleet.candidates():
             return PlainTextResponse("ok\n")
-        return PlainTextResponse("no worker is ready\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return error_response(try_later("NoWorker", "no worker is ready", 2.0))
 
 
 def _said(message: str, *, success: bool) -> Response:

@@ -354,7 +354,9 @@ class Bench:
 
 @asynccontextmanager
 async def make_bench(limits: Limits, storage: Storage | None = None, **settings: Any) -> AsyncIterator[Bench]:
-    async with aiohttp.ClientSession() as session:
+    # As in the process: closed before engines close them, or a request would meet the closing end of one.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
+    async with aiohttp.ClientSession(connector=connector) as session:
         numbers = iter(range(1_000_000))
         gateway = Gateway(
             settings=Settings(rollout="r", tokens=Tokens(client="secret"), limits=limits, **settings),
@@ -393,3 +395,9 @@ def lasting(tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[Bench]]:
         return make_bench(LIMITS, Storage(tmp_path, time.monotonic))
 
     return make
+
+
+@pytest.fixture
+def benches() -> Callable[..., AbstractAsyncContextManager[Bench]]:
+    """Makes gateways with other limits or settings."""
+    return make_bench

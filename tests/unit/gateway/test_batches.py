@@ -84,7 +84,7 @@ async def test_unfinished_trajectories_are_told_to_the_planner(bench: Bench) -> 
 async def test_unknown_batch_and_ended_trajectory_are_refused_with_the_reason(bench: Bench) -> None:
     await bench.engine()
     response = await bench.client.post("/v1/batches/9/finish", json={"trajectory": "t"})
-    assert (response.status_code, response.json()["error"]) == (404, "BatchUnknown")
+    assert (response.status_code, response.json()["error"]["type"]) == (404, "BatchUnknown")
     await post(bench, "/v1/batches", {"step": 9, "groups": 1, "groupSize": 1})
     await bench.generate([1], 1)
     await post(bench, "/v1/batches/9/finish", {"trajectory": "t1"})

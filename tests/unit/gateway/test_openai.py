@@ -62,6 +62,25 @@ async def test_several_samples_become_several_requests(bench: Bench) -> None:
     assert len(engine.requests) == 4
 
 
+async def test_samples_are_drawn_by_seeds_of_their_own_and_their_prompt_counts_once(bench: Bench) -> None:
+    engine = await bench.engine()
+    answer = (await complete(bench, ["ab", "cd"], n=2, seed=5)).json()
+    assert sorted(one["sampling_params"]["seed"] for one in engine.requests) == [5, 5, 6, 6]
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 24, "total_tokens": 28}
+
+
+async def test_streamed_samples_come_with_their_index(bench: Bench) -> None:
+    await bench.engine()
+    found = events(await complete(bench, ["ab", "cd"], n=2, stream=True, stream_options={"include_usage": True}))
+    texts = ["", "", "", ""]
+    for choice in (choice for event in found for choice in event["choices"]):
+        texts[choice["index"]] += choice["text"]
+    assert texts == [
+        bench.text_of(bench.continuation([ord(one) for one in prompt], 6)) for prompt in ("ab", "ab", "cd", "cd")
+    ]
+    assert found[-1]["usage"]["prompt_tokens"] == 4
+
+
 async def test_stop_string_is_not_in_the_text(bench: Bench) -> None:
     await bench.engine()
     prompt = [ord(one) for one in "hello"]
