@@ -32,6 +32,7 @@ class Draft:
         "prefill",
         "spans",
         "start",
+        "told",
         "trajectory",
         "turn",
         "version_before",
@@ -55,6 +56,8 @@ class Draft:
         self.kv_sent = False
         self.kv_version: int | None = None
         self.version_before = worker.weight_version
+        self.told: int | None = None
+        """Version that the worker said before its first token."""
         self.spans: list[Span] | None = None
         self.closers: list[Callable[[], object]] = []
 
@@ -70,21 +73,28 @@ class Draft:
             self.spans = chunk.spans
         self.turn.add(chunk)
 
-    def end(self, reason: SegmentReason) -> None:
-        """Write the piece into the turn, unless nothing came."""
+    def end(self, reason: SegmentReason, *, crosses: bool = False) -> None:
+        """Write the piece into the turn, unless nothing came. `crosses`: calls may outlive a weight update."""
         end = len(self.turn.token_ids)
         if end == self.start:
             return
         if self.spans:
             spans = [Span(one.version, one.start + self.start, min(one.end + self.start, end)) for one in self.spans]
         else:
-            # The engine died before it told; a weight update would have ended the call otherwise.
-            known = self.version_before if self.version_before == self.worker.weight_version else None
-            spans = [Span(known, self.start, end)]
+            spans = [Span(self._known(crosses=crosses), self.start, end)]
         pod = self.worker.facts.pod
         prefill_pod = self.prefill.facts.pod if self.prefill is not None else None
         kept = tuple(span for span in spans if span.start < span.end)
         self.turn.pieces.append(Piece(pod, prefill_pod, kept, self.start, end, reason))
+
+    def _known(self, *, crosses: bool) -> int | None:
+        """The version of a call whose engine died before the end, where the versions of all tokens are told."""
+        if crosses:
+            return None
+        # A weight update would have ended the call.
+        if self.told is not None:
+            return self.told
+        return self.version_before if self.version_before == self.worker.weight_version else None
 
 
 def engine_request(turn: Turn, max_model_len: int) -> dict[str, Any]:

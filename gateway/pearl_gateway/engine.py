@@ -27,9 +27,11 @@ from pearl_gateway.errors import (
 from pearl_gateway.versions import ANY, WEIGHTS_HEADER, Accepted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 
 GATE_HEADER = "x-pearl-gate"
+_SECONDS_HEADER = "x-pearl-seconds"
+"""From the engine's guard: how long it took from request to answer."""
 _DEFAULT_VERSION = "default"
 """What the engine calls weights that nobody labelled: version 0, the model as it was started."""
 _TEXT_SECONDS = 30.0
@@ -67,6 +69,8 @@ class Prefilled:
 
     kv_transfer_params: dict[str, Any]
     version: int | None
+    seconds: float | None = None
+    """How long the engine took; the rest of the call was on the way. None = it did not say."""
 
 
 class EngineClient:
@@ -99,6 +103,7 @@ class EngineClient:
         first_seconds: float,
         stall_seconds: float,
         on_open: Callable[[Callable[[], None]], None],
+        on_version: Callable[[int], None] = lambda _: None,
         weights: Accepted = ANY,
     ) -> AsyncGenerator[Chunk]:
         """Stream one generation.
@@ -109,6 +114,7 @@ class EngineClient:
             first_seconds: Deadline until the first token.
             stall_seconds: Longest silence after it.
             on_open: Gets a function that breaks the connection, to be called when the worker is known to be gone.
+            on_version: Gets the version that serves this call, before its first token, if the engine tells it.
             weights: Versions that may answer; the engine refuses with others.
 
         Raises:
@@ -128,6 +134,9 @@ class EngineClient:
         on_open(response.close)
         try:
             await _check(response, url)
+            version = response.headers.get(WEIGHTS_HEADER, "")
+            if version.isdigit():
+                on_version(int(version))
             async for chunk in _read(response, url, deadline, stall_seconds):
                 yield chunk
         except (aiohttp.ClientError, OSError) as error:
@@ -141,7 +150,11 @@ class EngineClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._connect)
         path = url + "/inference/v1/generate"
         headers = self._bearer(self._engine_token, url) | weights.headers()
-        call = asyncio.ensure_future(self._session.post(path, json=body, headers=headers, timeout=timeout))
+
+        def send() -> Awaitable[aiohttp.ClientResponse]:
+            return self._session.post(path, json=body, headers=headers, timeout=timeout)
+
+        call = asyncio.ensure_future(_once_more(send))
 
         def lose() -> None:
             call.cancel()
@@ -163,12 +176,12 @@ class EngineClient:
         """
         request = {**body, "stream": False, "kv_transfer_params": _KEEP_KV}
         request["sampling_params"] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-        answer = await self.post(url, "/inference/v1/generate", request, seconds, weights.headers())
+        answer, headers = await self._post(url, "/inference/v1/generate", request, seconds, weights.headers())
         params = answer.get("kv_transfer_params")
         if not params:
             raise EngineUnreachableError(f"{url}: prefill gave no kv_transfer_params; is --kv-transfer-config set?")
         spans = _spans(answer["choices"][0].get("weight_versions")) or []
-        return Prefilled(params, spans[0].version if spans else None)
+        return Prefilled(params, spans[0].version if spans else None, _number(headers.get(_SECONDS_HEADER)))
 
     async def post(
         self,
@@ -183,12 +196,21 @@ class EngineClient:
         Raises:
             EngineError: refused, unreachable, or not done within `seconds`.
         """
+        return (await self._post(url, path, body, seconds, headers))[0]
+
+    async def _post(
+        self, url: str, path: str, body: Any, seconds: float, headers: Mapping[str, str] | None
+    ) -> tuple[Any, Mapping[str, str]]:
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect)
         try:
             both = self._bearer(self._engine_token, url) | dict(headers or {})
-            async with self._session.post(url + path, json=body, headers=both, timeout=timeout) as response:
+
+            def send() -> Awaitable[aiohttp.ClientResponse]:
+                return self._session.post(url + path, json=body, headers=both, timeout=timeout)
+
+            async with await _once_more(send) as response:
                 await _check(response, url)
-                return json.loads(await response.read())
+                return json.loads(await response.read()), response.headers
         except aiohttp.ConnectionTimeoutError as error:
             raise EngineUnreachableError(f"{url}{path}: {error!r}") from error
         except TimeoutError:
@@ -226,6 +248,18 @@ class EngineClient:
             return
 
 
+async def _once_more(send: Callable[[], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
+    """Send again where the connection ended before an answer began.
+
+    Engines close idle connections, and a request can meet the closing end of one: that is no dead engine. A dead one
+    refuses the second connection.
+    """
+    try:
+        return await send()
+    except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+        return await send()
+
+
 _KEEP_KV = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -244,6 +278,13 @@ async def _check(response: aiohttp.ClientResponse, url: str) -> None:
     if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         raise EngineUnreachableError(f"{url}: {response.status} {text}")
     raise EngineRefusedError(response.status, *_refusal(content, text))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
 
 
 def _refusal(content: bytes, text: str) -> tuple[str, object]:

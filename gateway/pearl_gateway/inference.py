@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +14,20 @@ from starlette.responses import Response
 from pearl_gateway.asgi import CLIENT_LEFT, EventStream, json_body, json_response, while_connected
 from pearl_gateway.errors import GatewayError, bad_request
 from pearl_gateway.identity import read_identity
+from pearl_gateway.said import asked, said_chat, said_text
 from pearl_gateway.sampling import check_sampling, check_stream, sample, samples_of
-from pearl_gateway.tokens_in import Rendered, TextSoFar, TokensIn, are_token_ids, chat_so_far, refuse_transfer
+from pearl_gateway.tokens_in import Rendered, TokensIn, are_token_ids, refuse_transfer
 from pearl_gateway.tokens_out import TextStream, TokensOut, usage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from starlette.requests import Request
 
     from pearl_gateway.gateway import Gateway
     from pearl_gateway.identity import Identity
-    from pearl_gateway.trajectory import Turn
+    from pearl_gateway.said import Base
+    from pearl_gateway.trajectory import Trajectory, Turn
 
 _PASSED_ON = ("cache_salt", "priority", "reasoning_ended", "reasoning_parser_kwargs")
 """Fields of the engine's request that only the engine understands."""
@@ -64,15 +67,12 @@ class Inference:
         return _left() if answer is None else answer
 
     async def _completions(self, body: dict[str, Any], identity: Identity) -> Response:
-        known = self._known(identity)
-        rendered = await self._tokens_in.completion(body, known)
-        samples = samples_of(body, len(rendered), self._gateway.settings.limits.max_turns)
-        turns = self._open_all(identity, rendered, samples)
+        turns, samples = await self._turns(body, identity, self._tokens_in.completion)
         if body.get("stream"):
             return EventStream(self._text_events(body, turns, samples, chat=False))
         await self._answers(turns)
         choices = [await self._tokens_out.completion_choice(body, turn, at) for at, turn in enumerate(turns)]
-        self._remember_text(identity, body.get("prompt"), choices[0]["text"])
+        self._remember(turns[0], body, {"content": choices[0]["text"]})
         return json_response(self._envelope(turns, "text_completion", choices) | {"usage": usage(turns, samples)})
 
     async def chat(self, request: Request) -> Response:
@@ -82,14 +82,12 @@ class Inference:
         return _left() if answer is None else answer
 
     async def _chat(self, body: dict[str, Any], identity: Identity) -> Response:
-        rendered = await self._tokens_in.chat(body, self._known(identity))
-        samples = samples_of(body, 1, self._gateway.settings.limits.max_turns)
-        turns = self._open_all(identity, [rendered], samples)
+        turns, samples = await self._turns(body, identity, self._rendered_chat)
         if body.get("stream"):
             return EventStream(self._text_events(body, turns, samples, chat=True))
         await self._answers(turns)
         choices = [await self._tokens_out.chat_choice(body, turn, at) for at, turn in enumerate(turns)]
-        self._remember_chat(identity, body, choices[0]["message"])
+        self._remember(turns[0], body, choices[0]["message"])
         return json_response(self._envelope(turns, "chat.completion", choices) | {"usage": usage(turns, samples)})
 
     async def _openai_body(self, request: Request) -> tuple[dict[str, Any], Identity]:
@@ -99,7 +97,23 @@ class Inference:
         check_stream(body)
         return body, identity
 
-    def _known(self, identity: Identity) -> Any:
+    async def _turns(
+        self, body: dict[str, Any], identity: Identity, render: Callable[..., Awaitable[list[Rendered]]]
+    ) -> tuple[list[Turn], int]:
+        """The running turns of a request, and how many samples each of its prompts has."""
+        if identity.trajectory is not None and identity.turn is not None:
+            turn = self._gateway.sessions.repeated(identity, asked(body))
+            if turn is not None:
+                return [turn], 1
+        known = self._known(identity)
+        rendered = await render(body, known.base(identity.turn, identity.parent_turn) if known is not None else None)
+        samples = samples_of(body, len(rendered), self._gateway.settings.limits.max_turns)
+        return self._open_all(identity, rendered, samples), samples
+
+    async def _rendered_chat(self, body: dict[str, Any], base: Base | None) -> list[Rendered]:
+        return [await self._tokens_in.chat(body, base)]
+
+    def _known(self, identity: Identity) -> Trajectory | None:
         return self._gateway.sessions.live.get(identity.trajectory) if identity.trajectory else None
 
     def _open_all(self, identity: Identity, rendered: list[Rendered], samples: int) -> list[Turn]:
@@ -110,7 +124,7 @@ class Inference:
         try:
             for one in rendered:
                 for at in range(samples):
-                    mine = Rendered(one.prompt, sample(one.sampling, at), one.extra)
+                    mine = replace(one, sampling=sample(one.sampling, at))
                     turns.append(self.open_turn(identity, mine))
         except GatewayError:
             self._gateway.sessions.drop(turns)
@@ -145,15 +159,15 @@ class Inference:
                 param="model",
             )
 
-    def _remember_text(self, identity: Identity, prompt: Any, answer: str) -> None:
-        trajectory = self._known(identity)
-        if trajectory is not None:
-            trajectory.chat = TextSoFar(prompt + answer) if isinstance(prompt, str) else None
-
-    def _remember_chat(self, identity: Identity, body: dict[str, Any], message: dict[str, Any]) -> None:
-        trajectory = self._known(identity)
-        if trajectory is not None:
-            trajectory.chat = chat_so_far(body, message)
+    def _remember(self, turn: Turn, body: dict[str, Any], message: dict[str, Any]) -> None:
+        """`message`: the answer, as an assistant message or with its text as `content`."""
+        trajectory = self._gateway.sessions.live.get(turn.trajectory)
+        if trajectory is None or trajectory.ephemeral:
+            return
+        if "messages" in body:
+            self._gateway.recorder.said(trajectory, turn.number, said_chat(body, message))
+        elif isinstance(body.get("prompt"), str):
+            self._gateway.recorder.said(trajectory, turn.number, said_text(body["prompt"] + message["content"]))
 
     def _envelope(self, turns: list[Turn], kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -180,7 +194,7 @@ class Inference:
                 said.add(choice)
                 yield _event(self._envelope(turns, kind, [choice]))
         if len(turns) == 1:
-            self._remember_stream(turns[0], body, said, chat=chat)
+            self._remember(turns[0], body, said.message())
         if (body.get("stream_options") or {}).get("include_usage"):
             yield _event(self._envelope(turns, kind, []) | {"usage": usage(turns, samples)})
 
@@ -212,15 +226,6 @@ class Inference:
             for one in pumps:
                 one.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-
-    def _remember_stream(self, turn: Turn, body: dict[str, Any], said: _Said, *, chat: bool) -> None:
-        trajectory = self._gateway.sessions.live.get(turn.trajectory)
-        if trajectory is None:
-            return
-        if chat:
-            trajectory.chat = chat_so_far(body, said.message())
-        elif isinstance(body.get("prompt"), str):
-            trajectory.chat = TextSoFar(body["prompt"] + said.text)
 
     async def _token_events(self, turn: Turn, *, with_logprobs: bool) -> AsyncGenerator[bytes]:
         async with aclosing(self.follow(turn)) as ranges:

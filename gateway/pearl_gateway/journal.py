@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pearl_api.wire.gateway import SegmentReason
 from pearl_gateway.engine import Span
+from pearl_gateway.said import Said
 from pearl_gateway.trajectory import Piece, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ def turn_line(trajectory: Trajectory, turn: Turn) -> dict[str, Any]:
         "step": trajectory.step,
         "turn": turn.number,
         "attempt": turn.attempt,
+        "parent": turn.parent,
+        "asked": turn.asked,
         "extends": extends,
         "new": turn.prompt[len(trajectory.context) :] if extends else turn.prompt,
         "answer": turn.token_ids,
@@ -40,12 +43,22 @@ def turn_line(trajectory: Trajectory, turn: Turn) -> dict[str, Any]:
     }
 
 
+def said_line(trajectory: Trajectory, number: int, said: Said) -> dict[str, Any]:
+    """What was said up to the end of a turn whose line is there already."""
+    return {"trajectory": trajectory.id, "said": [number, said.length, said.digest, said.shape]}
+
+
 def restore(lines: Iterable[dict[str, Any]], now: float) -> dict[str, Trajectory]:
     """Live trajectories as their lines tell, idle since `now`."""
     found: dict[str, Trajectory] = {}
     for line in lines:
         name = line["trajectory"]
         trajectory = found.get(name)
+        if "said" in line:
+            if trajectory is not None:
+                number, *rest = line["said"]
+                trajectory.said[number] = Said(*rest)
+            continue
         if trajectory is None:
             trajectory = found[name] = Trajectory(
                 id=name,
@@ -70,6 +83,8 @@ def _replay(trajectory: Trajectory, line: dict[str, Any]) -> None:
         attempt=line["attempt"],
         prompt=[*trajectory.context, *line["new"]] if line["extends"] else line["new"],
         sampling={},
+        parent=line.get("parent"),
+        asked=line.get("asked", ""),
         token_ids=line["answer"],
         logprobs=line["logprobs"],
         pieces=[_piece(one) for one in line["pieces"]],

@@ -37,6 +37,12 @@ class _Snapshot:
             )
             family.add_metric([rollout], value)
             yield family
+        breaks = CounterMetricFamily(
+            "pearl_gateway_prefix_broken_by_cause", "Total prefix broken, by cause.", labels=["rollout", "cause"]
+        )
+        for cause, count in self._tally.breaks.items():
+            breaks.add_metric([rollout, cause], count)
+        yield breaks
         live = GaugeMetricFamily("pearl_gateway_live", "Live trajectories or turns.", labels=["rollout", "state"])
         for state, count in stats.live.model_dump().items():
             live.add_metric([rollout, state], count)

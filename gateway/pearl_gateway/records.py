@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pearl_gateway.journal import turn_line
+from pearl_gateway.journal import said_line, turn_line
 from pearl_gateway.router import RouteKind
 from pearl_planner.workload.profile import Profile, TrajectoryRecord, TurnRecord, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pearl_gateway.said import Said
     from pearl_gateway.storage import Storage
     from pearl_gateway.tally import Tally
     from pearl_gateway.trajectory import Trajectory, Turn
@@ -53,8 +54,19 @@ class Recorder:
         turn.account_for_all()
         if self._storage is not None:
             self._storage.write_turn(turn_line(trajectory, turn))
-        if not trajectory.commit(turn):
-            self._tally.prefix_broken += 1
+        if trajectory.commit(turn):
+            return
+        self._tally.prefix_broken += 1
+        why = turn.whole or "ids"
+        self._tally.breaks[why] = self._tally.breaks.get(why, 0) + 1
+
+    def said(self, trajectory: Trajectory, number: int, said: Said) -> None:
+        """What the answer of a turn in the log means to its client: the next request goes on from there."""
+        if number not in trajectory.marks or trajectory.said.get(number) == said:
+            return
+        trajectory.said[number] = said
+        if self._storage is not None:
+            self._storage.write_turn(said_line(trajectory, number, said))
 
     def trajectory(self, trajectory: Trajectory) -> None:
         """One ended trajectory into the profile and the export."""

@@ -122,7 +122,7 @@ class Sessions:
         number = identity.turn if identity.turn is not None else self._next_number(trajectory)
         known = trajectory.turns.get(number)
         if known is not None and identity.attempt <= known.attempt:
-            return self._attach(trajectory, known, identity.attempt, rendered.prompt)
+            return self._attach(trajectory, known, identity.attempt, rendered)
         if known is not None:
             self._replace(trajectory, known)
         elif number < max(trajectory.turns, default=0) and identity.parent_turn is None:
@@ -130,7 +130,7 @@ class Sessions:
         self._settle_interrupted(trajectory, rendered.prompt)
         if not trajectory.turns and not trajectory.ephemeral:
             self._on_start(trajectory)
-        turn = self._new_turn(trajectory, number, identity.attempt, rendered)
+        turn = self._new_turn(trajectory, number, identity, rendered)
         trajectory.turns[number] = turn
         self._start(trajectory, turn)
         return turn
@@ -144,23 +144,35 @@ class Sessions:
                 f"the prompt has {len(prompt)} tokens; at most {longest} leave room for an answer", "ContextLength"
             )
 
-    def _attach(self, trajectory: Trajectory, turn: Turn, attempt: int, prompt: list[int]) -> Turn:
+    def repeated(self, identity: Identity, asked: str) -> Turn | None:
+        """The running turn of a request that was seen before, without rendering it again; None = it is new."""
+        trajectory = self.live.get(identity.trajectory or "")
+        known = trajectory.turns.get(identity.turn) if trajectory is not None and identity.turn is not None else None
+        if trajectory is None or known is None or (known.attempt, known.asked) != (identity.attempt, asked):
+            return None
+        self._start(trajectory, known)
+        return known
+
+    def _attach(self, trajectory: Trajectory, turn: Turn, attempt: int, rendered: Rendered) -> Turn:
         if attempt < turn.attempt:
             raise _conflict("StaleAttempt", f"turn {turn.number} is at attempt {turn.attempt}")
-        if turn.prompt != prompt:
+        if turn.prompt != rendered.prompt:
             raise _conflict("KeyReused", f"turn {turn.number} had another prompt: raise X-Pearl-Attempt")
         self._start(trajectory, turn)
         return turn
 
-    def _new_turn(self, trajectory: Trajectory, number: int, attempt: int, rendered: Rendered) -> Turn:
+    def _new_turn(self, trajectory: Trajectory, number: int, identity: Identity, rendered: Rendered) -> Turn:
         now, idle_since = self._clock(), trajectory.idle_since
         return Turn(
             trajectory=trajectory.id,
             number=number,
-            attempt=attempt,
+            attempt=identity.attempt,
             prompt=rendered.prompt,
             sampling=rendered.sampling,
             extra=rendered.extra,
+            parent=identity.parent_turn,
+            asked=rendered.asked,
+            whole=rendered.whole,
             min_version=self._min_version(trajectory.step),
             keep_logprobs=not trajectory.ephemeral and trajectory.traffic == "train",
             accepted_at=now,

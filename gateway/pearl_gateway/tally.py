@@ -32,6 +32,8 @@ class Tally:
     turns_queued: int = 0
     turns_prefilling: int = 0
     turns_in_flight: int = 0
+    breaks: dict[str, int] = field(default_factory=dict)
+    """`prefix_broken` by cause: `edited` history, a `template` that does not join, `forgotten`, or sent as `ids`."""
     ages_at_consumption: dict[str, int] = field(default_factory=dict)
 
     @contextmanager

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pearl_gateway.errors import bad_request
+from pearl_gateway.said import asked, shape_of
 
 if TYPE_CHECKING:
+    from pearl_gateway.said import Base
     from pearl_gateway.text import TextService
-    from pearl_gateway.trajectory import Trajectory
 
 _NOT_SAMPLING = ("prompt", "messages", "stream", "stream_options", "n", "user", "return_token_ids", "request_id")
 _UNSUPPORTED = ("echo", "suffix", "best_of", "prompt_logprobs", "use_beam_search", "prompt_embeds")
 _TRANSFER = ("kv_transfer_params", "ec_transfer_params")
 _PASSED_ON = ("cache_salt", "priority", "reasoning_ended", "reasoning_parser_kwargs", "features")
-_SHAPES_PROMPT = ("tools", "tool_choice", "chat_template", "chat_template_kwargs", "documents", "add_special_tokens")
 _TOKENIZING = ("model", "add_special_tokens")
 _ASKER = {"role": "user", "content": "."}
 
@@ -38,21 +38,10 @@ class Rendered:
     prompt: list[int]
     sampling: dict[str, Any]
     extra: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TextSoFar:
-    """Prompt and answer of the last text turn, as the client knows them."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSoFar:
-    """Messages up to and with the last answer, and what else shaped their rendering."""
-
-    messages: tuple[str, ...]
-    shape: str
+    asked: str = ""
+    """Digest of the request that it was rendered from; empty = nothing was rendered."""
+    whole: str = ""
+    """Why history was rendered anew although the trajectory had one: `edited`, `template` or `forgotten`."""
 
 
 class TokensIn:
@@ -61,7 +50,7 @@ class TokensIn:
     def __init__(self, text: TextService) -> None:
         self._text = text
 
-    async def completion(self, body: dict[str, Any], trajectory: Trajectory | None) -> list[Rendered]:
+    async def completion(self, body: dict[str, Any], base: Base | None) -> list[Rendered]:
         """The prompts of a completion request; with a trajectory there is exactly one.
 
         Raises:
@@ -71,8 +60,8 @@ class TokensIn:
         _refuse_unsupported(body)
         params = {name: value for name, value in body.items() if name not in _NOT_SAMPLING}
         sampling = await self._completion_sampling(params)
-        prompts = [await self._prompt_ids(one, params, trajectory) for one in _prompts(body.get("prompt"))]
-        return [Rendered(prompt, dict(sampling[0]), dict(sampling[1])) for prompt in prompts]
+        found = [await self._prompt_ids(one, params, base) for one in _prompts(body.get("prompt"))]
+        return [Rendered(ids, dict(sampling[0]), dict(sampling[1]), asked(body), whole) for ids, whole in found]
 
     async def _completion_sampling(self, params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         key = "completion " + json.dumps(params, sort_keys=True)
@@ -80,16 +69,15 @@ class TokensIn:
         return rendered["sampling_params"], _extra(rendered)
 
     async def _prompt_ids(
-        self, prompt: str | list[int], params: dict[str, Any], trajectory: Trajectory | None
-    ) -> list[int]:
+        self, prompt: str | list[int], params: dict[str, Any], base: Base | None
+    ) -> tuple[list[int], str]:
         if not isinstance(prompt, str):
-            return prompt
-        so_far = trajectory.chat if trajectory is not None else None
+            return prompt, ""
         plain: dict[str, Any] = {name: params[name] for name in _TOKENIZING if name in params}
-        if trajectory is not None and isinstance(so_far, TextSoFar) and prompt.startswith(so_far.text):
-            rest = prompt[len(so_far.text) :]
-            return [*trajectory.context, *(await self._tokenize(rest, {**plain, "add_special_tokens": False}))]
-        return await self._tokenize(prompt, plain)
+        if base is not None and base.said is not None and base.said.begins_text(prompt):
+            rest = prompt[base.said.length :]
+            return [*base.ids, *(await self._tokenize(rest, {**plain, "add_special_tokens": False}))], ""
+        return await self._tokenize(prompt, plain), _why_whole(base)
 
     async def _tokenize(self, text: str, params: dict[str, Any]) -> list[int]:
         if not text:
@@ -98,7 +86,7 @@ class TokensIn:
         ids: list[int] = rendered["token_ids"]
         return ids
 
-    async def chat(self, body: dict[str, Any], trajectory: Trajectory | None) -> Rendered:
+    async def chat(self, body: dict[str, Any], base: Base | None) -> Rendered:
         """The prompt of a chat request.
 
         Raises:
@@ -110,12 +98,13 @@ class TokensIn:
         if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
             raise bad_request("messages must be a list of at least one message object", param="messages")
         request = {name: value for name, value in body.items() if name not in ("stream", "stream_options", "n")}
-        so_far = trajectory.chat if trajectory is not None else None
         rendered = prompt = None
-        if trajectory is not None and isinstance(so_far, ChatSoFar) and extends_chat(so_far, body):
-            rendered, delta = await self._continuation(request, messages, len(so_far.messages))
+        whole = _why_whole(base)
+        if base is not None and base.said is not None and base.said.begins_chat(body):
+            whole = "template"
+            rendered, delta = await self._continuation(request, messages, base.said.length)
             if delta is not None:
-                prompt = trajectory.context + await self._joint(request, trajectory.context) + delta
+                prompt, whole = base.ids + await self._joint(request, base.ids) + delta, ""
         if rendered is None or prompt is None:
             rendered = await self._text.call("/v1/chat/completions/render", request)
             prompt = rendered["token_ids"]
@@ -123,7 +112,7 @@ class TokensIn:
         if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
             # The engine filled in what fits beside the prompt that it saw; that may have been a part only.
             sampling.pop("max_tokens", None)
-        return Rendered(prompt, sampling, _extra(rendered))
+        return Rendered(prompt, sampling, _extra(rendered), asked(body), whole)
 
     async def _continuation(
         self, request: dict[str, Any], messages: list[dict[str, Any]], known: int
@@ -143,7 +132,7 @@ class TokensIn:
 
     async def _joint(self, request: dict[str, Any], context: list[int]) -> list[int]:
         """What the template puts after an answer and the model did not generate itself."""
-        key = "closing " + json.dumps({name: request.get(name) for name in ("model", *_SHAPES_PROMPT)}, sort_keys=True)
+        key = "closing " + json.dumps([request.get("model"), shape_of(request)])
         closing = self._text.recall(key)
         if closing is None:
             opened = await self._render(request, [_ASKER], generation_prompt=True)
@@ -163,35 +152,10 @@ class TokensIn:
         return ids
 
 
-def extends_chat(so_far: ChatSoFar, body: dict[str, Any]) -> bool:
-    """Whether a request goes on from what was said, with the same tools and template."""
-    messages = body["messages"]
-    known = len(so_far.messages)
-    said = tuple(canonical(message) for message in messages[:known])
-    return len(messages) > known and said == so_far.messages and shape(body) == so_far.shape
-
-
-def chat_so_far(body: dict[str, Any], answer: dict[str, Any]) -> ChatSoFar:
-    """What to remember after `answer` (an assistant message) to the request `body`."""
-    return ChatSoFar(tuple(canonical(one) for one in (*body["messages"], answer)), shape(body))
-
-
-def canonical(message: dict[str, Any]) -> str:
-    """A message without what clients add, drop or fill with defaults."""
-    found = message.get("tool_calls")
-    functions = [_object(_object(call).get("function")) for call in found] if isinstance(found, list) else []
-    calls = [[function.get("name"), function.get("arguments")] for function in functions]
-    said = [message.get("role"), message.get("content") or "", calls, message.get("tool_call_id") or ""]
-    return json.dumps(said, sort_keys=True)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def shape(body: dict[str, Any]) -> str:
-    """Everything beside the messages that the template sees."""
-    return json.dumps([body.get(name) for name in _SHAPES_PROMPT], sort_keys=True)
+def _why_whole(base: Base | None) -> str:
+    if base is None:
+        return ""
+    return "forgotten" if base.said is None else "edited"
 
 
 def are_token_ids(value: Any) -> TypeGuard[list[int]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pearl_api.wire.gateway import Segment, SegmentReason, TrajectoryExport, TrajectoryProgress
 from pearl_gateway.engine import Span
+from pearl_gateway.said import Base
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pearl_gateway.engine import Chunk
     from pearl_gateway.errors import GatewayError
     from pearl_gateway.router import RouteKind
+    from pearl_gateway.said import Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,12 @@ class Turn:
     """vLLM sampling parameters as the client means them for the whole answer."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the engine's request, for example `cache_salt`."""
+    parent: int | None = None
+    """The turn that it branches from, if it names one."""
+    asked: str = ""
+    """Digest of the request that its prompt was rendered from; empty = it came as token ids."""
+    whole: str = ""
+    """Why its history was rendered anew, if it was."""
     min_version: int | None = None
     keep_logprobs: bool = True
     """Ask the engine for the chosen tokens' logprobs even if the client did not."""
@@ -175,8 +183,10 @@ class Trajectory:
     """Tokens of the newest answer in the log; None before the first."""
     last_activity: float = 0.0
     idle_since: float | None = None
-    chat: Any = None
-    """What `tokens_in` remembers about rendered messages."""
+    marks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By turn in the log: where its context begins and where its answer ends."""
+    said: dict[int, Said] = field(default_factory=dict)
+    """By turn: what was said up to its end, where that was text."""
     _mark: tuple[Turn, int, int, int, int, int, int | None] | None = None
     """The newest turn in the log and how long everything was before it."""
 
@@ -198,6 +208,20 @@ class Trajectory:
             return shared
         return next(at for at in range(shared) if context[at] != prompt[at])
 
+    def base(self, number: int | None, parent: int | None) -> Base | None:
+        """Where turn `number` goes on from: its parent, else the newest turn before it; None = from nothing."""
+        before = [one for one in self.marks if number is None or one < number]
+        at = parent if parent is not None else max(before, default=None)
+        if at is None or at not in self.marks:
+            return None
+        start, end = self.marks[at]
+        return Base(self.ids[start:end], self.said.get(at))
+
+    def branches(self, turn: Turn) -> bool:
+        """Whether the turn goes on from the earlier one that it names as its parent."""
+        base = self.base(None, turn.parent) if turn.parent is not None else None
+        return base is not None and turn.prompt[: len(base.ids)] == base.ids
+
     def routed(self, turn: Turn, changes: int) -> None:
         """A turn, or the rest of it, goes to a worker of the fleet as it is after that many changes of roles."""
         turn.moved |= self.fleet_changes not in (None, changes)
@@ -206,18 +230,20 @@ class Trajectory:
     def commit(self, turn: Turn) -> bool:
         """Append a turn's prompt and answer to the log; False if its prompt broke the prefix.
 
+        A branch opens a new context too, and breaks nothing.
         Also for an answer cut short by a client that left: what came is kept.
         """
         self._mark = (turn, *self._lengths())
         turn.committed = True
         turn.account_for_all()
-        extends = self.extends(turn.prompt)
+        extends, branches = self.extends(turn.prompt), self.branches(turn)
         if extends:
             new = turn.prompt[len(self.context) :]
         else:
             self.context_start = len(self.ids)
             new = turn.prompt
-            self.segments.append(_broken(turn, self.context_start))
+            reason = SegmentReason.BRANCHED if branches else SegmentReason.PREFIX_BROKEN
+            self.segments.append(_opened(turn, self.context_start, reason))
         self.ids += new
         self.logprobs += [None] * len(new)
         start = len(self.ids)
@@ -228,7 +254,8 @@ class Trajectory:
         for piece in turn.pieces:
             self._add_piece(turn.number, piece, start)
         self.last_generated = len(turn.token_ids)
-        return extends
+        self.marks[turn.number] = (self.context_start, len(self.ids))
+        return extends or branches
 
     def withdraw(self, turn: Turn) -> None:
         """Take the newest turn out of the log again: the client asked for it anew. Older ones stay."""
@@ -240,6 +267,8 @@ class Trajectory:
         self.context_start, self.last_generated = context_start, last
         self.turns_done -= 1
         self._mark = None
+        self.marks.pop(turn.number, None)
+        self.said.pop(turn.number, None)
 
     def _lengths(self) -> tuple[int, int, int, int, int, int | None]:
         return (
@@ -308,12 +337,12 @@ class Trajectory:
         )
 
 
-def _broken(turn: Turn, start: int) -> Segment:
+def _opened(turn: Turn, start: int, reason: SegmentReason) -> Segment:
     return Segment(
         turn=turn.number,
         worker="",
         version=None,
         start=start,
         end=start + len(turn.prompt),
-        reason=SegmentReason.PREFIX_BROKEN,
+        reason=reason,
     )

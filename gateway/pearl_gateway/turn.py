@@ -167,9 +167,9 @@ class Runner:
                 self._fleet.eject(draft.called)
             reason = SegmentReason.WORKER_LOST
         except asyncio.CancelledError:
-            draft.end(SegmentReason.CLIENT_LEFT)
+            draft.end(SegmentReason.CLIENT_LEFT, crosses=self._keeps_kv())
             raise
-        draft.end(reason)
+        draft.end(reason, crosses=self._keeps_kv())
         return reason
 
     async def _generate(self, trajectory: Trajectory, turn: Turn, draft: Draft) -> None:
@@ -200,6 +200,7 @@ class Runner:
         with self._fleet.busy(prefill, len(body["token_ids"]), draft.lose), self._tally.prefilling():
             if prefill.facts.url is None or draft.worker.facts.url is None:
                 raise EngineUnreachableError("the worker has no address any more")
+            sent_at = self._clock()
             call = asyncio.ensure_future(self._prefill(prefill.facts.url, body, draft))
             draft.closers.append(call.cancel)
             try:
@@ -210,7 +211,8 @@ class Runner:
                 raise EngineUnreachableError("a worker of the pair is gone") from None
         self._fleet.served(prefill)
         draft.called = draft.worker
-        draft.handed_at = self._clock()
+        # The lease began when the engine was done, however long its answer was on the way.
+        draft.handed_at = self._clock() if done.seconds is None else min(self._clock(), sent_at + done.seconds)
         if done.version is not None:
             self._fleet.saw_version(prefill, done.version)
         await self._learn_version(draft.worker)
@@ -242,6 +244,7 @@ class Runner:
             first_seconds=self._first_token_by(draft),
             stall_seconds=self._limits.stall_seconds,
             on_open=draft.closers.append,
+            on_version=lambda version: self._told(draft, version),
             weights=draft.weights.exactly(draft.kv_version),
         )
         try:
@@ -258,6 +261,10 @@ class Runner:
             if draft.first and draft.kv_sent:
                 await self._handoff_stalled(draft)
             raise
+
+    def _told(self, draft: Draft, version: int) -> None:
+        draft.told = version
+        self._fleet.saw_version(draft.worker, version)
 
     async def _watch_stops(self, draft: Draft, body: dict[str, Any]) -> StopWatch | None:
         if not draft.start or not draft.turn.sampling.get("stop"):

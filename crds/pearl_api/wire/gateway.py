@@ -117,6 +117,7 @@ class SegmentReason(StrEnum):
     WEIGHTS_UPDATED = "weightsUpdated"
     HANDOFF_FAILED = "handoffFailed"
     PREFIX_BROKEN = "prefixBroken"
+    BRANCHED = "branched"
     CLIENT_LEFT = "clientLeft"
 
 
@@ -124,7 +125,7 @@ class Segment(Message):
     """Tokens [start, end) of a trajectory's log that one worker generated under one weight version."""
 
     turn: int
-    worker: str = Field(description="Pod name; empty where a prompt opened a new context (prefixBroken).")
+    worker: str = Field(description="Pod name; empty where a prompt opened a new context (prefixBroken, branched).")
     prefill_worker: str | None = None
     version: int | None = Field(description="None = no weights involved, or the worker died before it told.")
     start: int

@@ -76,8 +76,12 @@ class FakeEngine:
     broken: bool = False
     mute: bool = False
     gate_closed: bool = False
+    hang_up: int = 0
+    """Break so many connections before any answer."""
     guarded: bool = True
     """Refuses requests that do not accept its weights, as PEARL's guard does."""
+    merges: bool = False
+    """Rendering a text gives other ids than generating it: pairs of letters are one token, as real tokenizers do."""
     tokens_per_chunk: int = 1
     pause: float = 0.0
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -115,6 +119,10 @@ class FakeEngine:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
+        if self.hang_up:
+            self.hang_up -= 1
+            assert request.transport is not None
+            request.transport.abort()
         if self.refuse:
             return web.json_response(
                 {"error": {"message": "bad token", "type": "BadRequestError", "code": 400}}, status=400
@@ -214,13 +222,24 @@ class FakeEngine:
     async def render_completion(self, request: web.Request) -> web.Response:
         body = await request.json()
         prompt = body["prompt"]
-        ids = [ord(one) for one in prompt] if isinstance(prompt, str) else prompt
+        ids = self._merged([ord(one) for one in prompt]) if isinstance(prompt, str) else prompt
         return web.json_response([{"token_ids": ids, "sampling_params": self._sampling(body)}])
 
     async def render_chat(self, request: web.Request) -> web.Response:
         body = await request.json()
-        ids = render_chat(body["messages"], add_generation_prompt=body.get("add_generation_prompt", True))
+        ids = self._merged(render_chat(body["messages"], add_generation_prompt=body.get("add_generation_prompt", True)))
         return web.json_response({"token_ids": ids, "sampling_params": self._sampling(body)})
+
+    def _merged(self, ids: list[int]) -> list[int]:
+        if not self.merges:
+            return ids
+        merged: list[int] = []
+        for one in ids:
+            if merged and 97 <= one < 123 and 97 <= merged[-1] < 123:
+                merged[-1] = 10_000 + 100 * (merged[-1] - 97) + one - 97
+            else:
+                merged.append(one)
+        return merged
 
     @staticmethod
     def _sampling(body: dict[str, Any]) -> dict[str, Any]:

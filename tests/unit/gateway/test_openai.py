@@ -6,6 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
     import httpx
 
     from conftest import Bench
@@ -120,6 +123,69 @@ async def test_chat_that_edits_history_is_rendered_whole_and_counted(bench: Benc
     await chat(bench, edited, TRAJECTORY)
     assert engine.requests[-1]["token_ids"] == bench.render_chat(edited, add_generation_prompt=True)
     assert (await bench.stats())["counters"]["prefixBroken"] == 1
+
+
+def turn_of(number: int, **more: int) -> dict[str, str]:
+    named = {f"X-Pearl-{name.replace('_', '-').title()}": str(value) for name, value in more.items()}
+    return {**TRAJECTORY, "X-Pearl-Turn": str(number), **named}
+
+
+async def talk(bench: Bench, messages: list[dict[str, Any]], said: str, number: int, **more: int) -> None:
+    """One turn whose answer, and what is said to it, is added to `messages`."""
+    answer = (await chat(bench, messages, turn_of(number, **more))).json()["choices"][0]["message"]
+    messages += [answer, {"role": "user", "content": said}]
+
+
+async def test_chat_turn_that_is_repeated_is_the_same_though_its_history_would_be_rendered_otherwise(
+    bench: Bench,
+) -> None:
+    engine = await bench.engine(merges=True)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    await talk(bench, messages, "go", 0)
+    first = await chat(bench, messages, turn_of(1))
+    again = await chat(bench, messages, turn_of(1))
+    assert (again.status_code, again.json()["choices"]) == (200, first.json()["choices"])
+    assert len(engine.requests) == 2
+    # A new attempt goes on from the same ids, not from history that was tokenised anew.
+    await chat(bench, messages, turn_of(1, attempt=1))
+    assert engine.requests[2]["token_ids"] == engine.requests[1]["token_ids"]
+
+
+async def test_branch_goes_on_from_the_ids_of_its_parent_and_is_no_broken_prefix(bench: Bench) -> None:
+    engine = await bench.engine(merges=True)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    await talk(bench, messages, "left", 0)
+    fork = messages[:-1]
+    await talk(bench, messages, "on", 1)
+    await chat(bench, [*fork, {"role": "user", "content": "right"}], turn_of(2, parent_turn=0))
+    first, _, branch = (one["token_ids"] for one in engine.requests)
+    start = [*first, *bench.continuation(first, 6)]
+    assert branch[: len(start)] == start
+    export = await bench.export("t1")
+    assert [one["reason"] for one in export["segments"]] == ["complete", "complete", "branched", "complete"]
+    assert (await bench.stats())["counters"]["prefixBroken"] == 0
+
+
+async def test_chat_goes_on_from_its_ids_after_a_restart_of_the_gateway(
+    lasting: Callable[[], AbstractAsyncContextManager[Bench]],
+) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    async with lasting() as bench:
+        await bench.engine(merges=True)
+        await talk(bench, messages, "go", 0)
+        before = (await bench.export("t1"))["tokenIds"]
+    async with lasting() as bench:
+        engine = await bench.engine(merges=True)
+        await chat(bench, messages, turn_of(1))
+        assert engine.requests[0]["token_ids"][: len(before)] == before
+
+
+async def test_broken_prefixes_are_counted_by_cause(bench: Bench) -> None:
+    await bench.engine(merges=True)
+    await chat(bench, [{"role": "user", "content": "hi"}], TRAJECTORY)
+    await chat(bench, [{"role": "user", "content": "forget it"}], TRAJECTORY)
+    metrics = (await bench.client.get("/metrics")).text
+    assert 'pearl_gateway_prefix_broken_by_cause_total{cause="edited",rollout="r"} 1.0' in metrics
 
 
 async def test_streamed_chat_is_continued_like_a_whole_one(bench: Bench) -> None:

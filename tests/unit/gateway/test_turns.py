@@ -82,6 +82,14 @@ async def test_closed_gate_sends_the_turn_elsewhere_without_ejecting_the_worker(
     assert not bench.gateway.fleet.workers["a"].ejected
 
 
+async def test_request_that_meets_the_end_of_an_idle_connection_is_sent_again(bench: Bench) -> None:
+    engine = await bench.engine(hang_up=1)
+    assert bench.tokens(await bench.generate([1], 3)) == bench.continuation([1], 3)
+    assert len(engine.requests) == 2
+    assert not bench.gateway.fleet.workers["a"].ejected
+    assert (await bench.stats())["counters"]["resumes"] == 0
+
+
 async def test_removed_pod_is_left_at_once(bench: Bench) -> None:
     stuck = await bench.engine(stall_after=2)
     await bench.engine()
