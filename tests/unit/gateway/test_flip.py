@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pearl_api.names import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Bench, FakeEngine
 
 AGENTS = 24
@@ -60,9 +58,7 @@ async def agent(bench: Bench, name: str, stop: asyncio.Event) -> tuple[int, int]
     return turns, failures
 
 
-async def test_flips_under_load_fail_nothing_and_reach_the_new_role_within_half_a_second(
-    bench: Bench, record_property: Callable[[str, object], None]
-) -> None:
+async def test_flips_under_load_fail_nothing_and_reach_the_new_role_within_half_a_second(bench: Bench) -> None:
     engines = [await bench.engine(tokens_per_chunk=2, pause=0.001) for _ in range(4)]
     stop = asyncio.Event()
     agents = [asyncio.create_task(agent(bench, f"t{at}", stop)) for at in range(AGENTS)]
@@ -87,7 +83,6 @@ async def test_flips_under_load_fail_nothing_and_reach_the_new_role_within_half_
     assert sum(turns for turns, _ in done) > 200
     worst = sorted(delays)[-(len(delays) // 100) - 1]
     assert worst <= MOST_SECONDS, f"p99 of {len(delays)} flips: {worst:.3f} s"
-    record_property("p99_seconds", worst)
     stats = await bench.stats()
     assert {one["ackedEpoch"] for one in stats["workers"]} <= {FLIPS, FLIPS - 1}
     assert (stats["counters"]["lostTurns"], stats["counters"]["resumes"]) == (0, 0)
