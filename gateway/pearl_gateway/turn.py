@@ -282,6 +282,7 @@ class Runner:
         borrowed, age = draft.prefill.facts.borrowed, self._clock() - draft.handed_at
         if age > self._limits.kv_age_share * self._limits.lease(borrowed=borrowed):
             self._tally.handoff_failures += 1
+            self._fleet.fail_link(draft.prefill, draft.worker)
             raise _HandoffFailed
         return self._limits.fetch_by(borrowed=borrowed, age=age)
 

@@ -139,7 +139,8 @@ class EmulatedEngine:
             self._server.force_exit = True
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
-            await self._serving
+            # Not awaited itself: whoever is cancelled here must not cancel what others wait for too.
+            await asyncio.wait([self._serving])
             self._server = None
         self.engine.dead = True
         await self.engine.stop()

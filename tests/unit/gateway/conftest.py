@@ -78,6 +78,10 @@ class FakeEngine:
     gate_closed: bool = False
     hang_up: int = 0
     """Break so many connections before any answer."""
+    tells: bool = False
+    """Says its version and its seconds at the start of an answer, as PEARL's guard does."""
+    answer_late: float = 0.0
+    """Seconds that a prefill's answer is on the way."""
     guarded: bool = True
     """Refuses requests that do not accept its weights, as PEARL's guard does."""
     merges: bool = False
@@ -155,10 +159,13 @@ class FakeEngine:
             "finish_reason": "length",
             "weight_versions": self._spans(len(tokens)),
         }
-        return web.json_response({"choices": [choice], "kv_transfer_params": params})
+        await asyncio.sleep(self.answer_late)
+        told = {"X-Pearl-Seconds": "0.001"} if self.tells else {}
+        return web.json_response({"choices": [choice], "kv_transfer_params": params}, headers=told)
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        told = {"X-Pearl-Weights": str(self.version)} if self.tells else {}
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **told})
         await response.prepare(request)
         sampling = body["sampling_params"]
         context, done = list(body["token_ids"]), 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pearl_api.names import Activity, Role
@@ -313,3 +314,13 @@ async def test_streamed_tokens_are_the_whole_answer_in_order(bench: Bench) -> No
     choices = [json.loads(event[6:])["choices"][0] for event in events[:-1]]
     assert [one for choice in choices for one in choice["token_ids"]] == bench.continuation([1], 9)
     assert [choice["finish_reason"] for choice in choices][-1] == "length"
+
+
+async def test_kv_is_as_old_as_the_prefill_worker_says_however_late_its_answer_arrives(bench: Bench) -> None:
+    bench.gateway.runner._limits = replace(bench.gateway.settings.limits, kv_lease_seconds=0.5)
+    await bench.engine(Role.PREFILL, tells=True, answer_late=0.4)  # more than 60 % of the lease, which runs at once
+    decode = await bench.engine(Role.DECODE)
+    prompt = [1, 2, 3, 4, 5]
+    assert bench.tokens(await bench.generate(prompt, 3)) == bench.continuation(prompt, 3)
+    assert decode.fetched == 0
+    assert (await bench.stats())["counters"]["handoffFailures"] == 1

@@ -174,3 +174,25 @@ async def test_where_kv_survives_updates_nobody_else_finds_it_under_newer_weight
     bench.tokens(await bench.generate([5], 2, "t2", cache_salt="mine"))
     salts = [request["cache_salt"] for request in engine.requests]
     assert salts == ["/weights-1", "/weights-1", "mine/weights-2"]
+
+
+async def test_tokens_of_a_worker_that_died_have_the_version_that_it_said_and_not_the_one_it_was_believed_to_have(
+    bench: Bench,
+) -> None:
+    await worker(bench, version=9, stop_after=3, tells=True)
+    bench.engines[0].version = 10  # loaded a moment ago, and nobody heard of it yet
+    bench.gateway.routing.max_staleness = 1
+    task = asyncio.create_task(bench.generate([5], 6))
+    await bench.until(lambda: bench.engines[0].runner is None)
+    await worker(bench, version=10)
+    answer = bench.tokens(await task)
+    assert answer == bench.continuation([5], 6, version=10)
+    assert (await bench.export("t1"))["versions"] == [None, 10, 10, 10, 10, 10, 10]
+
+
+async def test_where_calls_outlive_updates_tokens_of_a_worker_that_died_have_no_version(bench: Bench) -> None:
+    bench.gateway.routing.on_update = "KeepKV"
+    await worker(bench, version=1, stop_after=2, tells=True)
+    await worker(bench, version=1)
+    bench.tokens(await bench.generate([5], 4))
+    assert (await bench.export("t1"))["versions"] == [None, None, None, 1, 1]

@@ -22,12 +22,17 @@ class Caller:
         (tmp_path / "engine").write_text(ENGINE + "\n")
         self.reached: list[str] = []
         self.clock = 100.0
+        self.seconds = 0.0
+        """What the application takes."""
+        self.headers: dict[bytes, bytes] = {}
+        """Of the last answer."""
         variables = {"PEARL_ENGINE_TOKEN_FILE": str(tmp_path / "engine"), "PEARL_ENGINE_ADMIN_TOKEN": ADMIN}
         self.guard = EngineGuard(self._app, variables | environment, lambda: self.clock)
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         self.reached.append(scope["path"])
         await receive()
+        self.clock += self.seconds
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
@@ -62,6 +67,7 @@ class Caller:
         await self.guard(request, receive, send)
         if sent[0]["type"] == "websocket.close":
             return 401, None
+        self.headers = dict(sent[0]["headers"])
         return sent[0]["status"], json.loads(sent[-1]["body"] or b"null")
 
 
@@ -179,6 +185,15 @@ async def test_the_gate_tells_how_long_kv_may_be_pinned(call: Any) -> None:
     assert await pinned() == 6
     call.clock += 7
     assert await pinned() == 0
+
+
+async def test_an_answer_begins_with_its_version_and_how_long_it_took(call: Any) -> None:
+    call.seconds = 2.5
+    await call("/v1/completions", ENGINE)
+    assert call.headers == {b"x-pearl-seconds": b"2.500"}  # the gate was opened for no version
+    await call("/pearl/gate", ADMIN, query=b"open=true&version=7")
+    await call("/v1/completions", ENGINE)
+    assert (call.headers[b"x-pearl-weights"], call.headers[b"x-pearl-seconds"]) == (b"7", b"2.500")
 
 
 @pytest.mark.parametrize("variable", ["PEARL_ENGINE_TOKEN_FILE", "PEARL_ENGINE_ADMIN_TOKEN"])

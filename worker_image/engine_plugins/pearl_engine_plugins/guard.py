@@ -13,7 +13,10 @@ whose KV is being fetched (vLLM would block until the pin expires).
 
 The agent opens the gate for one weight version. A request may say which it accepts (`X-Pearl-Min-Weights`,
 `X-Pearl-Max-Weights`); outside of that it is refused like at a closed gate. So what a caller believes about this
-worker may be out of date, and no token is ever made by weights that it did not want.
+worker may be out of date, and no token is ever made by weights that it did not want. Every answer of an inference
+path begins with the version (`X-Pearl-Weights`), so that it is known even if the engine dies in the middle, and with
+the seconds from request to answer (`X-Pearl-Seconds`), from which a caller knows how old pinned KV is at the most,
+however late the answer arrives.
 
 Environment: `PEARL_ENGINE_TOKEN_FILE` (one accepted token per line), `PEARL_ENGINE_ADMIN_TOKEN`,
 `PEARL_KV_LEASE_SECONDS`, `PEARL_GATE` = closed | open (default closed).
@@ -109,9 +112,13 @@ class EngineGuard:
                     body.clear()
             return message
 
+        began, served = self._clock(), self._version
+
         async def watched_send(message: Message) -> None:
             nonlocal succeeded
-            succeeded = succeeded or message.get("status", 0) in _OK
+            if message.get("status", 0) in _OK:
+                succeeded = True
+                message = {**message, "headers": [*message.get("headers", ()), *self._told(served, began)]}
             await send(message)
 
         self._in_flight += 1
@@ -122,6 +129,10 @@ class EngineGuard:
             self._pinning -= pins_kv
             if succeeded and pins_kv:
                 self._pinned_until = self._clock() + self._lease_seconds
+
+    def _told(self, served: int | None, began: float) -> list[tuple[bytes, bytes]]:
+        seconds = (b"x-pearl-seconds", f"{self._clock() - began:.3f}".encode())
+        return [seconds] if served is None else [seconds, (b"x-pearl-weights", str(served).encode())]
 
     def _accepted(self, scope: Scope) -> bool:
         if self._version is None:
