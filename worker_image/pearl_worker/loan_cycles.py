@@ -37,6 +37,8 @@ class Cycle:
     overhead_seconds: float
     """What is neither the engine's sleep nor its kill."""
     free: bool
+    aborted_requests: int | None
+    """Generations that were inside and cut short; a kill does not count them."""
     bytes_before: int | None
     bytes_awake: int | None
     bytes_after: int | None
@@ -128,6 +130,7 @@ class Bench:
             sleep_seconds=answer.sleep_seconds,
             overhead_seconds=took - (killed if answer.killed else answer.sleep_seconds),
             free=answer.free,
+            aborted_requests=None if answer.killed else answer.aborted_requests,
             bytes_before=before,
             bytes_awake=awake,
             bytes_after=self._used(),
@@ -153,4 +156,5 @@ def summary(cycles: Sequence[Cycle]) -> dict[str, Any]:
         name: {"count": len(values), "median": median(values), "worst": max(values)} if values else None
         for name, values in parts.items()
     }
-    return figures | {"not_free": sum(not one.free for one in cycles)}
+    aborted = sum(one.aborted_requests or 0 for one in cycles)
+    return figures | {"aborted_requests": aborted, "not_free": sum(not one.free for one in cycles)}

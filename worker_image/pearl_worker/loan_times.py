@@ -46,7 +46,8 @@ def table(report: Mapping[str, Any]) -> str:
     for name, value in report["summary"].items():
         if isinstance(value, dict):
             lines.append(f"{name:24}{value['count']:>7}{value['median']:>11.3f}{value['worst']:>11.3f}")
-    return "\n".join([*lines, "", f"not free at the deadline: {report['summary']['not_free']}"])
+    cut, late = report["summary"]["aborted_requests"], report["summary"]["not_free"]
+    return "\n".join([*lines, "", f"generations cut short: {cut}", f"not free at the deadline: {late}"])
 
 
 @asynccontextmanager
