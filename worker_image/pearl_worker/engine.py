@@ -166,7 +166,7 @@ class Engine:
     async def wake(self, files: Sequence[Path] | None, version: int) -> None:
         """Take the device back. `files` None = the weights of `version` survived the sleep."""
         began = now()
-        self._set(half_awake=True)
+        self._set(half_awake=True, vacated=False)
         if files is None:
             await self._client.wake()
         else:
@@ -175,7 +175,7 @@ class Engine:
             await self._client.wake("kv_cache")
             if not await self._client.reset_prefix_cache():
                 raise EngineFaultError("the prefix cache was not empty after waking")
-        self._set(asleep=False, half_awake=False, vacated=False)
+        self._set(asleep=False, half_awake=False)
         self.wake_seconds = now() - began
         self.accept()
 

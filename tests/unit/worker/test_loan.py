@@ -266,6 +266,24 @@ async def test_a_reclaim_while_the_engine_wakes_never_believes_that_it_stays_asl
     assert len(world.engines) == 2
 
 
+@pytest.mark.parametrize("moment", range(12))
+async def test_a_reclaim_at_the_very_moment_at_which_waking_begins_gets_the_device_back(
+    make_world: Any, run: Any, moment: int
+) -> None:
+    world = make_world(borrowed=True)
+    world.wake_seconds = 1.0
+    run(world.worker)
+    grant(world, 1)
+    await world.until(WorkerPhase.READY)
+    assert (await world.worker.reclaim(1, 10.0)).free
+    grant(world, 2)
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    await world.worker.reclaim(2, 10.0)
+    await asyncio.sleep(5.0)
+    assert world.used_bytes() == (0,)
+
+
 async def test_a_borrower_that_is_stopped_holds_the_device_no_longer_than_its_lease(make_world: Any, run: Any) -> None:
     world = make_world(borrowed=True, drain_seconds=5000.0)
     running = run(world.worker)

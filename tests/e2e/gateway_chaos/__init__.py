@@ -1,0 +1,1 @@
+"""Breaks everything behind the gateway, and the gateway, and checks every token. See docs/gateway-chaos.md."""

@@ -1,0 +1,88 @@
+"""The gateway: the process that users run, with storage, so that it can be killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_END_SECONDS = 15.0
+
+
+class GatewayProcess:
+    """`incarnation` counts its starts: what was running in an earlier one is run again."""
+
+    def __init__(self, folder: Path, port: int, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._port = port
+        self._environment = {**os.environ, **environment, "PEARL_STORAGE": str(folder / "storage")}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._busy = asyncio.Lock()
+        self.incarnation = 0
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = folder / "gateway.log"
+
+    def start(self) -> None:
+        self.incarnation += 1
+        command = [sys.executable, "-m", "pearl_gateway.main", "--workers", str(self._folder / "workers.json")]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(self._port)],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def busy(self) -> bool:
+        """Something is being done to it."""
+        return self._busy.locked()
+
+    def ended_by_itself(self) -> bool:
+        """Nobody told it to."""
+        return not self.busy and self._process is not None and self._process.poll() is not None
+
+    async def kill(self) -> None:
+        """`kill -9`, and a new one."""
+        await self._again(signal.SIGKILL)
+
+    async def restart(self) -> None:
+        """SIGTERM, and a new one when it is gone."""
+        await self._again(signal.SIGTERM)
+
+    async def _again(self, number: signal.Signals) -> None:
+        async with self._busy:
+            self._signal(number)
+            await self._ended()
+            self.start()
+
+    async def stand_still(self, seconds: float) -> None:
+        """It gets no CPU for so long."""
+        async with self._busy:
+            self._signal(signal.SIGSTOP)
+            await asyncio.sleep(seconds)
+            self._signal(signal.SIGCONT)
+
+    async def stop(self) -> None:
+        async with self._busy:
+            self._signal(signal.SIGTERM)
+            await self._ended()
+
+    async def _ended(self) -> None:
+        assert self._process is not None
+        try:
+            await asyncio.to_thread(self._process.wait, _END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
