@@ -84,6 +84,7 @@ class Runner:
             tally=tally,
             clock=clock,
             queue_seconds=limits.queue_seconds,
+            worker_turns=limits.worker_turns,
             local_append_tokens=local_append_tokens,
             staleness=staleness,
         )
@@ -123,10 +124,9 @@ class Runner:
                 turn.finish_reason = "length"
                 return
             await asyncio.sleep(tries.pause())
-            # Nothing is awaited between choice and counting, so that a burst does not choose one worker.
-            route, weights = await self._places.find(trajectory, turn, tries.excluded)
             before = len(turn.token_ids)
-            reason = await self._serve(trajectory, turn, route, weights)
+            async with self._places.place(trajectory, turn, tries.excluded) as (route, weights):
+                reason = await self._serve(trajectory, turn, route, weights)
             if reason is SegmentReason.COMPLETE:
                 return
             progress = len(turn.token_ids) > before
@@ -138,6 +138,10 @@ class Runner:
     def forget_group(self, group: str) -> None:
         """The group is over; nobody will ask for its prompt again."""
         self._groups.forget(group)
+
+    def forget_workers(self) -> None:
+        """Drop what is remembered of workers that are gone."""
+        self._stuck = {uid: count for uid, count in self._stuck.items() if uid in self._fleet.workers}
 
     async def _serve(self, trajectory: Trajectory, turn: Turn, route: Route, weights: Accepted) -> SegmentReason:
         """Try one route; the answer says why it ended. Only refusals raise."""
@@ -177,6 +181,9 @@ class Runner:
         body = engine_request(turn, self._limits.max_model_len)
         if self._keeps_kv():
             version = trajectory.first_version
+            if version is None and worker.weight_version is not None:
+                # It may have newer weights by now, and must not find KV of the older ones.
+                draft.weights = draft.weights.exactly(worker.weight_version)
             salt_with_version(body, worker.weight_version if version is None else version)
         prompt_tokens = len(body["token_ids"])
         uncached = prompt_tokens - (trajectory.cached_tokens if trajectory.home == worker.facts.uid else 0)

@@ -61,7 +61,9 @@ class HttpEngineClient:
 
     async def pause(self, mode: str) -> None:
         """Stop scheduling."""
-        await self._call("POST", f"/pause?mode={mode}")
+        # By default vLLM takes the KV of what it freezes, and would compute it again under the new weights.
+        kept = "&clear_cache=false" if mode == "keep" else ""
+        await self._call("POST", f"/pause?mode={mode}{kept}")
 
     async def resume(self) -> None:
         """Schedule again."""

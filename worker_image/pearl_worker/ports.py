@@ -86,7 +86,7 @@ class EngineClient(Protocol):
         """Forget cached KV; False while any block is in use or pinned."""
 
     async def pause(self, mode: str) -> None:
-        """Stop scheduling: `abort` or `keep`. Blocks while KV is pinned."""
+        """Stop scheduling: `abort`, or `keep` with all KV. Blocks while KV is pinned."""
 
     async def resume(self) -> None:
         """Schedule again."""

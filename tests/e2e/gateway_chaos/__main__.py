@@ -9,9 +9,12 @@ import logging
 import secrets
 import sys
 import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gateway_chaos import report
+from gateway_chaos import real, report
 from gateway_chaos.events import WEIGHTS, Kind
 from gateway_chaos.play import Pace
 from gateway_chaos.reference import EmulatedReference
@@ -20,13 +23,18 @@ from gateway_chaos.sabotage import KINDS
 from gateway_chaos.scene import Stage
 from gateway_chaos.traffic import Shape
 
-EVENTS = 10_000
-LEASE_SECONDS = 1.0
+if TYPE_CHECKING:
+    from gateway_chaos.check import Reference
+
+EVENTS, REAL_EVENTS = 10_000, 1_000
+LEASE_SECONDS, REAL_LEASE_SECONDS = 1.0, 5.0
+REAL_SHAPE = Shape(6, most_turns=4, prompt_tokens=(20, 200), answer_tokens=(40, 200), tool_seconds=0.3, stop_share=0.0)
+REAL_PACE = Pace(away=3.0, reclaim=10.0, partition=5.0, stall=6.0, least_ready=2)
 
 
 def main() -> int:
     """Exit code 1 where anything was lost, doubled or wrong; 2 for wrong options."""
-    options = _parser().parse_args()
+    options = _with_defaults(_parser().parse_args())
     logging.basicConfig(level=logging.CRITICAL)
     seed = options.seed or secrets.token_hex(4)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="gateway-chaos-"))
@@ -44,26 +52,28 @@ async def play(options: argparse.Namespace, seed: str, folder: Path) -> list[Res
     """All acts."""
     acts = [one for one in ACTS if any(words in one.name for words in options.acts or [""])]
     kinds = {kind: WEIGHTS[kind] for kind in Kind if any(words in kind for words in options.only or [""])}
+    shape, pace = (REAL_SHAPE, REAL_PACE) if options.real else (Shape(options.trajectories), Pace())
     plan = Plan(
         seed=seed,
         events=max(1, options.events // max(1, len(acts))),
         rate=options.rate,
-        together=max(1, options.workers - 4),
-        shape=Shape(options.trajectories),
-        pace=Pace(),
+        together=max(1, options.workers - pace.least_ready),
+        shape=replace(shape, together=options.trajectories),
+        pace=pace,
         kinds=kinds,
     )
+    engines = real.prepare() if options.real else None
     results = []
-    for number, act in enumerate(acts):
-        stage = Stage(
-            folder=folder / f"act-{number}",
-            workers=options.workers,
-            on_update=act.on_update,
-            lease_seconds=LEASE_SECONDS,
-            seed=seed,
-            sabotage=options.sabotage,
-        )
-        results.append(await play_act(act, stage, plan, EmulatedReference(), say))
+    async with AsyncExitStack() as stack:
+        reference: Reference = EmulatedReference()
+        if engines is not None:
+            reference = await stack.enter_async_context(real.references(engines, folder / "references"))
+        for number, act in enumerate(acts):
+            lease = REAL_LEASE_SECONDS if options.real else LEASE_SECONDS
+            where = folder / f"act-{number}"
+            stage = Stage(where, options.workers, act.on_update, lease, seed, sabotage=options.sabotage)
+            played = engines.on(stage) if engines is not None else stage
+            results.append(await play_act(act, played, plan, reference, say))
     return results
 
 
@@ -73,21 +83,31 @@ def say(text: str) -> None:
 
 
 def _chosen(options: argparse.Namespace) -> str:
-    chosen = [f" --rate {options.rate:g} --workers {options.workers} --trajectories {options.trajectories}"]
+    chosen = [" --real"] if options.real else []
+    chosen += [f" --rate {options.rate:g} --workers {options.workers} --trajectories {options.trajectories}"]
     for name in ("acts", "only"):
         chosen += [f" --{name} {' '.join(map(repr, getattr(options, name)))}"] if getattr(options, name) else []
     chosen += [f" --sabotage {options.sabotage}"] if options.sabotage else []
     return "".join(chosen)
 
 
+def _with_defaults(options: argparse.Namespace) -> argparse.Namespace:
+    defaults = (REAL_EVENTS, 0.5, 4, 6) if options.real else (EVENTS, 24.0, 14, 24)
+    for name, value in zip(("events", "rate", "workers", "trajectories"), defaults, strict=True):
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gateway_chaos", description="Breaks everything around the gateway.")
     add = parser.add_argument
-    add("--events", type=int, default=EVENTS, help="over all acts (default: %(default)s)")
+    add("--real", action="store_true", help="real vLLM on the CPU instead of emulated engines")
+    add("--events", type=int, help=f"over all acts (default: {EVENTS}, real {REAL_EVENTS})")
     add("--seed", help="of events and agents (default: a new one, which is told)")
-    add("--rate", type=float, default=24.0, help="events per second (default: %(default)s)")
-    add("--workers", type=int, default=14, help="default: %(default)s")
-    add("--trajectories", type=int, default=24, help="about so many at once (default: %(default)s)")
+    add("--rate", type=float, help="events per second at the most (default: 24, real 0.5)")
+    add("--workers", type=int, help="default: 14, real 4")
+    add("--trajectories", type=int, help="about so many at once (default: 24, real 6)")
     add("--acts", nargs="+", metavar="TEXT", help="acts whose names contain one of these")
     add("--only", nargs="+", metavar="TEXT", help="kinds of events whose names contain one of these")
     add("--sabotage", choices=KINDS, help="break one answer in ten on purpose: the run must fail")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gateway_chaos.traffic import Given, Told
 
 _LONGEST_SHIFT = 8
-_VERSIONS = 6
+_VERSIONS = 20
 """How many versions back a span without one may come from."""
 _LOGPROB_ERROR = 1e-3
 """Two ways to compute the same float32; an emulated engine's are equal."""

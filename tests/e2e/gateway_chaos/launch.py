@@ -19,7 +19,7 @@ from pearl_worker.engine_command import engine_command
 from pearl_worker.engine_http import HttpEngineClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import aiohttp
 
@@ -148,14 +148,16 @@ class RealLauncher:
     link: Link
     session: aiohttp.ClientSession
     log: Path
+    environment: Mapping[str, str]
     pid: int | None = None
 
     async def launch(self) -> EngineProcess:
         token = secrets.token_hex(8)
         command = engine_command(self.settings, os.environ, token)
+        environment = {**command.environment, **self.environment}
         with self.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *command.argv, env=dict(command.environment), stdout=log, stderr=log, start_new_session=True
+                *command.argv, env=environment, stdout=log, stderr=log, start_new_session=True
             )
         self.pid, self.link.target = process.pid, self.settings.engine_port
         url = f"http://127.0.0.1:{self.settings.engine_port}"

@@ -11,6 +11,7 @@ import uvicorn
 
 from pearl_api.names import Activity, Role
 from pearl_worker.api import Tokens, build_api
+from pearl_worker.device import FakeDevice
 from pearl_worker.engine import Engine
 from pearl_worker.loan import DeviceBusyError, Loan
 from pearl_worker.waiting import now
@@ -35,12 +36,12 @@ _ENGINE_BYTES = 1000
 class PlayedDevice:
     """Holds memory while an engine is awake."""
 
-    engine: Engine | None = None
+    engine: Engine
     problem: str = ""
 
     def used_bytes(self) -> tuple[int, ...] | None:
-        facts = self.engine.facts if self.engine else None
-        awake = facts is not None and facts.running and (not facts.asleep or facts.half_awake)
+        facts = self.engine.facts
+        awake = facts.running and (not facts.asleep or facts.half_awake)
         return (_ENGINE_BYTES if awake else 0,)
 
 
@@ -71,9 +72,9 @@ class Pod:
     _tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
     async def start(self) -> Pod:
-        device = PlayedDevice()
         engine = Engine(self.settings, self.launcher)
-        device.engine = engine
+        folder = self.settings.fake_device
+        device = FakeDevice(folder) if folder is not None else PlayedDevice(engine)
         loan = Loan(device, self.settings.state_directory / "loan.json", 0) if self.borrowed else None
         self.worker = Worker(self.settings, engine, CheckedSource(self.store, self.settings.model), loan)
         if loan is not None:
@@ -149,5 +150,6 @@ class Pod:
 
 def write_tokens(folder: Path) -> None:
     """The mounted Secret."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in ("agent", "engine"):
         (folder / name).write_text(AGENT_TOKEN if name == "agent" else "engine")

@@ -127,8 +127,11 @@ class Scene:
         )
         if not stage.real:
             return settings
+        (state / "device").mkdir(exist_ok=True)
         return replace(
             settings,
+            fake_device=state / "device",
+            drain_seconds=5.0,
             engine_python=str(stage.engine_python),
             engine_args=("--kv-cache-memory-bytes", str(64 << 20)),
             engine_port=free_port(),
@@ -137,7 +140,8 @@ class Scene:
 
     def _launcher(self, settings: Settings, link: Link, number: int) -> Launcher:
         if self.stage.real:
-            return RealLauncher(settings, link, self.session, settings.state_directory / "engine.log")
+            device = {"PEARL_FAKE_DEVICE_DIR": str(settings.fake_device)}
+            return RealLauncher(settings, link, self.session, settings.state_directory / "engine.log", device)
         config = EngineConfig.of_table(
             "tiny/cpu",
             max_model_len=self.stage.max_model_len,

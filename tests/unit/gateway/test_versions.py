@@ -196,3 +196,13 @@ async def test_where_calls_outlive_updates_tokens_of_a_worker_that_died_have_no_
     await worker(bench, version=1)
     bench.tokens(await bench.generate([5], 4))
     assert (await bench.export("t1"))["versions"] == [None, None, None, 1, 1]
+
+
+async def test_where_kv_survives_updates_a_new_trajectory_is_not_begun_with_weights_that_are_newer_than_believed(
+    bench: Bench,
+) -> None:
+    bench.gateway.routing.on_update = "KeepKV"
+    engine = await worker(bench, version=1)
+    engine.version = 2  # and still holds KV of version 1 under the salt of version 1
+    assert bench.tokens(await bench.generate([5], 2)) == bench.continuation([5], 2, version=2)
+    assert (engine.unwanted, engine.requests[-1]["cache_salt"]) == (1, "/weights-2")
