@@ -51,6 +51,8 @@ class Worker:
     facts: WorkerFacts
     role_seen_at: float
     in_flight: int = 0
+    reserved: int = 0
+    """Turns that have their place here and begin at once."""
     prefill_tokens: int = 0
     """Prompt tokens sent to it that have not produced a token yet."""
     weight_version: int | None = None
@@ -79,6 +81,8 @@ class Fleet:
         self._changed = asyncio.Event()
         self._bad_links: dict[tuple[str, str], tuple[float, float]] = {}
         self.workers: dict[str, Worker] = {}
+        self.listeners: list[Callable[[], None]] = []
+        """Called when anything changed."""
         self.lenders: dict[str, str] = {}
         """Of borrowers, by the URLs of their engines and agents."""
         self.changes = 0
@@ -124,6 +128,7 @@ class Fleet:
         """The pod is gone: calls in flight on it end now and are resumed elsewhere."""
         worker = self.workers.pop(uid, None)
         if worker is not None:
+            self._bad_links = {pair: until for pair, until in self._bad_links.items() if uid not in pair}
             self._lose(worker)
             self.notify()
 
@@ -131,6 +136,8 @@ class Fleet:
         """Wake everybody who waits for a worker."""
         event, self._changed = self._changed, asyncio.Event()
         event.set()
+        for listener in self.listeners:
+            listener()
 
     async def wait_change(self, seconds: float) -> None:
         """Return when anything about the fleet changed, or after `seconds`."""

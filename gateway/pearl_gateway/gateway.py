@@ -167,6 +167,7 @@ class Gateway:
             if one.idle_since is not None and now - one.idle_since > idle:
                 self._ended(self.sessions.end(one.id, aborted=True, reward=None, cause="idle"))
         groups = {one.group for one in self.sessions.live.values() if one.group is not None}
+        self.runner.forget_workers()
         for group in self.permits.expire(idle, groups):
             self.runner.forget_group(group)
 
@@ -176,9 +177,14 @@ class Gateway:
             if one.first_version is not None and newest - one.first_version > self.routing.max_staleness:
                 self._ended(self.sessions.end(one.id, aborted=True, reward=None, cause="stale"))
 
+    async def dismiss(self) -> None:
+        """Tell everybody to come back to the process that follows this one."""
+        self.permits.close()
+        await self.sessions.close()
+
     async def close(self) -> None:
         """Stop turns and probes."""
-        await self.sessions.close()
+        await self.dismiss()
         for probe in self._probes:
             probe.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sys
 import time
 import uuid
@@ -111,8 +112,19 @@ async def _dismiss(gateway: Gateway, server: uvicorn.Server) -> None:
     """When the process is told to stop, tell clients to come back: they would hold the old process up otherwise."""
     while not server.should_exit:  # noqa: ASYNC110 - uvicorn's signal handler tells nobody
         await asyncio.sleep(_LOOK_SECONDS)
-    await gateway.sessions.close()
+    await gateway.dismiss()
     await asyncio.sleep(2 * _GRACE_SECONDS)
+
+
+def listener(config: uvicorn.Config, stall_seconds: float) -> socket.socket:
+    """The socket that the gateway listens on.
+
+    The kernel cuts off clients that take nothing for `stall_seconds`: each would keep its answer in memory for good.
+    """
+    made = config.bind_socket()
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(1000 * stall_seconds)))
+    return made
 
 
 async def serve(settings: Settings, *, workers: Path | None, host: str, port: int) -> None:
@@ -139,7 +151,7 @@ async def serve(settings: Settings, *, workers: Path | None, host: str, port: in
         server = uvicorn.Server(config)
         loops = (*sources, poll_agents(gateway), expire(gateway), _dismiss(gateway, server))
         tasks = [asyncio.ensure_future(one) for one in loops]
-        serving = asyncio.ensure_future(server.serve())
+        serving = asyncio.ensure_future(server.serve([listener(config, settings.limits.client_stall_seconds)]))
         done, _ = await asyncio.wait({serving, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         for task in tasks:

@@ -31,6 +31,7 @@ class _Snapshot:
     def collect(self) -> Iterator[Metric]:
         stats, rollout = self._stats, self._stats.rollout
         totals = {**stats.counters.model_dump(), "mixed_versions": self._tally.mixed_versions}
+        totals["storage_errors"] = self._tally.storage_errors
         for name, value in totals.items():
             family = CounterMetricFamily(
                 f"pearl_gateway_{name}", f"Total {name.replace('_', ' ')}.", labels=["rollout"]

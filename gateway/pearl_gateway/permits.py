@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pearl_api.wire.gateway import PermitAnswer, PermitRequest
+from pearl_gateway.errors import try_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pearl_gateway.trajectory import Trajectory
 
+_MOST_WAITING = 4096
 _LOOK_SECONDS = 0.25
 """Longest time until a change that nobody announced (a consumed trajectory, a new version) is seen."""
 
@@ -49,7 +51,8 @@ class Permits:
     def __init__(self, bounds: Callable[[], Bounds]) -> None:
         self._bounds = bounds
         self._groups: dict[str, _Group] = {}
-        self._queue: deque[tuple[str, int]] = deque()
+        self._queue: deque[list[object]] = deque()
+        self._closing = False
         self._changed = asyncio.Event()
 
     def is_admitted(self, group: str) -> bool:
@@ -64,12 +67,18 @@ class Permits:
         """Wait for admission of one group, at most `wait_seconds`."""
         if request.group in self._groups:
             return self._answer(granted=True, reason="Granted")
-        ticket = (request.group, request.size)
+        if len(self._queue) >= _MOST_WAITING:
+            raise try_later("TooManyPermits", f"{_MOST_WAITING} groups wait for a permit already", 5.0)
+        ticket = [request.group, request.size]
         self._queue.append(ticket)
         deadline = asyncio.get_running_loop().time() + request.wait_seconds
         try:
             while True:
-                reason = "OlderFirst" if self._queue[0] != ticket else self._why_not(request.size)
+                if self._closing:
+                    raise try_later("ShuttingDown", "the gateway restarts; ask again", 2.0)
+                reason = "OlderFirst" if self._queue[0] is not ticket else self._why_not(request.size)
+                if request.group in self._groups:  # asked for twice, and the other one has it
+                    return self._answer(granted=True, reason="Granted")
                 if reason is None:
                     self._groups[request.group] = _Group(request.size, asyncio.get_running_loop().time())
                     return self._answer(granted=True, reason="Granted")
@@ -78,8 +87,13 @@ class Permits:
                     return self._answer(granted=False, reason=reason)
                 await self._wait(min(left, _LOOK_SECONDS))
         finally:
-            self._queue.remove(ticket)
+            self._queue = deque(one for one in self._queue if one is not ticket)
             self._wake()
+
+    def close(self) -> None:
+        """Send everybody away who waits: the process ends."""
+        self._closing = True
+        self._wake()
 
     def ended(self, trajectory: Trajectory) -> str | None:
         """A trajectory is over; the name of its group if that was its last one."""

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from pearl_api.names import Role
 from pearl_gateway.errors import GatewayError, try_later
-from pearl_gateway.router import Ask, Route, choose
+from pearl_gateway.router import Ask, Route, RouteKind, choose
 from pearl_gateway.versions import Accepted, Staleness, accepted
+from pearl_gateway.waiting import Waiter, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
 
-    from pearl_gateway.fleet import Fleet
+    from pearl_gateway.fleet import Fleet, Worker
     from pearl_gateway.groups import Groups
     from pearl_gateway.tally import Tally
     from pearl_gateway.trajectory import Trajectory, Turn
 
 _LOOK_SECONDS = 0.25
 """Longest time until a change that nobody announced (a gate that opened, a turn that ended) is seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A route, and the weights that it was chosen for; a turn on its worker is reserved until it begins."""
+
+    route: Route
+    weights: Accepted
+    worker: Worker
 
 
 class Places:
@@ -31,6 +46,7 @@ class Places:
         tally: Tally,
         clock: Callable[[], float],
         queue_seconds: float,
+        worker_turns: int,
         local_append_tokens: Callable[[], int],
         staleness: Callable[[], Staleness],
     ) -> None:
@@ -39,39 +55,113 @@ class Places:
         self._tally = tally
         self._clock = clock
         self._queue_seconds = queue_seconds
+        self._worker_turns = worker_turns
         self._local_append_tokens = local_append_tokens
         self._staleness = staleness
+        self._waiting: Waiting[Place] = Waiting()
+        self._looked_at = 0.0
+        fleet.listeners.append(self._waiting.dispatch)
 
-    async def find(self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]) -> tuple[Route, Accepted]:
-        """A route and the weights that it was chosen for.
+    @asynccontextmanager
+    async def place(
+        self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]
+    ) -> AsyncGenerator[tuple[Route, Accepted]]:
+        """A route and the weights that it was chosen for, for the block.
+
+        Nothing is awaited between the end of the reservation and the block, so that a burst does not choose one worker.
 
         Raises:
             GatewayError: none was found in time (retryable).
         """
-        deadline = self._clock() + self._queue_seconds
-        with self._tally.queued():
-            while True:
-                weights = self._accepted(turn)
-                if weights is not None:
-                    ask = self._ask(trajectory, turn, excluded, weights)
-                    route = choose(self._fleet.candidates(), ask)
-                    if route is not None:
-                        return route, weights
-                left = deadline - self._clock()
-                if left <= 0:
-                    raise self._nobody(weights)
-                await self._fleet.wait_change(min(left, _LOOK_SECONDS))
+        group = trajectory.group or trajectory.id
+        found = await self._find(group, trajectory, turn, excluded)
+        found.worker.reserved -= 1
+        try:
+            yield found.route, found.weights
+        finally:
+            self._waiting.ended(group)
 
-    def _accepted(self, turn: Turn) -> Accepted | None:
+    async def _find(self, group: str, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]) -> Place:
+        def take() -> Place | None:
+            return self._take(trajectory, turn, excluded)
+
+        with self._tally.queued():
+            found = take() if self._waiting.empty else None
+            if found is not None:
+                self._waiting.began(group)
+                return found
+            waiter = Waiter(group, trajectory.created_at, take)
+            self._waiting.add(waiter)
+            try:
+                await self._wait(waiter, turn)
+            except BaseException:
+                self._waiting.remove(waiter)
+                if waiter.place.done() and waiter.place.exception() is None:
+                    waiter.place.result().worker.reserved -= 1
+                    self._waiting.ended(group)
+                raise
+            return waiter.place.result()
+
+    async def _wait(self, waiter: Waiter[Place], turn: Turn) -> None:
+        """Until it has its place or an error."""
+        deadline = self._clock() + self._queue_seconds
+        self._waiting.dispatch()
+        while not waiter.place.done():
+            left = deadline - self._clock()
+            if left <= 0:
+                raise self._nobody(turn)
+            await asyncio.wait({waiter.place}, timeout=min(left, _LOOK_SECONDS))
+            if self._clock() - self._looked_at > _LOOK_SECONDS / 2:
+                # One look is enough for all who wait.
+                self._looked_at = self._clock()
+                self._waiting.dispatch()
+
+    def _take(self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]) -> Place | None:
+        weights = self._accepted(trajectory, turn)
+        if weights is None:
+            return None
+        route = self._choose(self._ask(trajectory, turn, excluded, weights))
+        if route is None:
+            return None
+        worker = self._fleet.workers[route.worker]
+        worker.reserved += 1
+        return Place(route, weights, worker)
+
+    def _choose(self, ask: Ask) -> Route | None:
+        candidates = self._fleet.candidates()
+        full = {uid for uid, one in self._fleet.workers.items() if one.in_flight + one.reserved >= self._worker_turns}
+        if not full:
+            return choose(candidates, ask)
+        # Prefill workers are a queue in themselves; only who generates is ever full.
+        free = [one for one in candidates if one.uid not in full or one.role is Role.PREFILL]
+        route = choose(free, ask)
+        if route is not None and route.kind is RouteKind.DEGRADED:
+            whole = choose(candidates, ask)
+            return route if whole is not None and whole.kind is RouteKind.DEGRADED else None
+        return route
+
+    def _accepted(self, trajectory: Trajectory, turn: Turn) -> Accepted | None:
+        pinned = trajectory.first_version if trajectory.traffic == "eval" else None
+        if pinned is not None:
+            if any(one.weight_version in (pinned, None) for one in self._fleet.workers.values()):
+                return Accepted(pinned, pinned)
+            message = (
+                f"evaluation {trajectory.id!r} began with weights {pinned}, which no worker has any more: start anew"
+            )
+            raise GatewayError(HTTPStatus.CONFLICT, "VersionGone", message)
         newest, rule = self._fleet.published_version(), self._staleness()
         return accepted(self._fleet.loaded(), newest, rule, turn.min_version)
 
-    def _nobody(self, weights: Accepted | None) -> GatewayError:
+    def _nobody(self, turn: Turn) -> GatewayError:
         waited = f"within {self._queue_seconds:.0f} s"
+        newest, rule = self._fleet.published_version(), self._staleness()
+        weights = accepted(self._fleet.loaded(), newest, rule, turn.min_version)
         if weights is None:
             return try_later("NoWorker", f"turns on older weights did not end {waited}", 5.0)
         if weights.least and self._fleet.candidates():
             return try_later("NoWorker", f"no worker had weights {weights.least} or newer {waited}", 5.0)
+        if self._fleet.candidates():
+            return try_later("Busy", f"no worker had room for another turn {waited}", 5.0)
         return try_later("NoWorker", f"no worker became ready {waited}", 5.0)
 
     def _ask(self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str], weights: Accepted) -> Ask:

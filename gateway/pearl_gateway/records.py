@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from pearl_gateway.journal import said_line, turn_line
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pearl_gateway.tally import Tally
     from pearl_gateway.trajectory import Trajectory, Turn
 
+_LOG = logging.getLogger(__name__)
 _ROUTES = {
     RouteKind.COLOCATED: "colocated",
     RouteKind.DEGRADED: "colocated",
@@ -52,8 +54,7 @@ class Recorder:
     def commit(self, trajectory: Trajectory, turn: Turn) -> None:
         """Append a turn to its trajectory's log and to the journal."""
         turn.account_for_all()
-        if self._storage is not None:
-            self._storage.write_turn(turn_line(trajectory, turn))
+        self._store(lambda storage: storage.write_turn(turn_line(trajectory, turn)))
         if trajectory.commit(turn):
             return
         self._tally.prefix_broken += 1
@@ -65,8 +66,7 @@ class Recorder:
         if number not in trajectory.marks or trajectory.said.get(number) == said:
             return
         trajectory.said[number] = said
-        if self._storage is not None:
-            self._storage.write_turn(said_line(trajectory, number, said))
+        self._store(lambda storage: storage.write_turn(said_line(trajectory, number, said)))
 
     def trajectory(self, trajectory: Trajectory) -> None:
         """One ended trajectory into the profile and the export."""
@@ -84,8 +84,7 @@ class Recorder:
                     reward_seconds=None if answered_at is None else max(0.0, self._clock() - answered_at),
                 )
             )
-        if self._storage is not None:
-            self._storage.write_trajectory(trajectory.step, trajectory.export())
+        self._store(lambda storage: storage.write_trajectory(trajectory.step, trajectory.export()))
 
     def has_ended(self, name: str) -> bool:
         """Whether a trajectory of that name was written to the export."""
@@ -95,9 +94,19 @@ class Recorder:
         if record.kind != "train":
             return
         self.profile = update(self.profile, [record])
-        self.profile_at = self._clock()
-        if self._storage is not None:
-            self._storage.write_profile(self.profile)
+        profile, self.profile_at = self.profile, self._clock()
+        self._store(lambda storage: storage.write_profile(profile))
+
+    def _store(self, write: Callable[[Storage], None]) -> None:
+        """A full disk costs what a restart would need, not the answer that is there: it is counted and said."""
+        if self._storage is None:
+            return
+        try:
+            write(self._storage)
+        except OSError as error:
+            if not self._tally.storage_errors:
+                _LOG.error("gateway.storage cannot be written, a restart loses what is new from now on: %s", error)
+            self._tally.storage_errors += 1
 
 
 def turn_record(trajectory: Trajectory, turn: Turn) -> TurnRecord:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,9 +35,23 @@ class Segments:
         if offset >= self._segment_bytes:
             self._open(self.numbers[-1] + 1)
             offset = 0
-        self._file.write(json.dumps(content, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(content, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
+        except OSError:
+            self._reopen(offset)
+            raise
         return self.numbers[-1], offset
+
+    def _reopen(self, offset: int) -> None:
+        """Drop what a write that failed has left, in the buffer and in the file: the next line begins at `offset`."""
+        number = self.numbers[-1]
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            os.truncate(self._path(number), offset)
+        self._file = None
+        self._open(number)
 
     def read(self, number: int, offset: int) -> dict[str, Any]:
         """The line that `append` wrote there."""

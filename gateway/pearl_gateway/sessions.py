@@ -65,6 +65,9 @@ class Sessions:
         self._is_admitted = is_admitted
         self._may_forget = may_forget
         self._on_start = on_start
+        self._kept_tokens = 0
+        """In the logs of live trajectories, at the last sweep."""
+        self._closing: GatewayError | None = None
         self._ended: OrderedDict[str, Trajectory] = OrderedDict()
         self.live: dict[str, Trajectory] = dict(restored)
 
@@ -107,8 +110,16 @@ class Sessions:
     def _admit(self, identity: Identity) -> None:
         if identity.group is not None and self._is_admitted(identity.group):
             return
-        if self._tally.turns_in_flight >= self._limits.max_turns:
-            raise try_later("TooManyTurns", f"{self._limits.max_turns} turns are in flight", _RETRY_AFTER_SECONDS)
+        if identity.traffic == "eval":
+            if self._tally.eval_turns_in_flight >= self._limits.max_eval_turns:
+                message = f"{self._limits.max_eval_turns} turns of evaluations are in flight (PEARL_MAX_EVAL_TURNS)"
+                raise try_later("TooManyTurns", message, _RETRY_AFTER_SECONDS)
+        elif self._tally.turns_in_flight - self._tally.eval_turns_in_flight >= self._limits.max_turns:
+            message = f"{self._limits.max_turns} turns are in flight (PEARL_MAX_TURNS)"
+            raise try_later("TooManyTurns", message, _RETRY_AFTER_SECONDS)
+        if self._kept_tokens >= self._limits.max_kept_tokens:
+            message = f"live trajectories hold {self._kept_tokens} tokens (PEARL_MAX_KEPT_TOKENS): end some"
+            raise try_later("TooManyTokens", message, 5.0)
         if not self._fleet.candidates():
             raise try_later("NoWorker", "no worker is ready; trajectories that run already are queued", 2.0)
 
@@ -118,6 +129,8 @@ class Sessions:
         Raises:
             GatewayError: the key was used for another prompt, or is older than one already seen.
         """
+        if self._closing is not None:
+            raise self._closing
         self._check_length(rendered.prompt)
         number = identity.turn if identity.turn is not None else self._next_number(trajectory)
         known = trajectory.turns.get(number)
@@ -209,7 +222,9 @@ class Sessions:
         turn.task = asyncio.get_running_loop().create_task(self._run(trajectory, turn))
 
     async def _run(self, trajectory: Trajectory, turn: Turn) -> None:
+        evaluates = trajectory.traffic == "eval"
         self._tally.turns_in_flight += 1
+        self._tally.eval_turns_in_flight += evaluates
         try:
             await self._runner.run(trajectory, turn)
             if turn.complete:
@@ -224,6 +239,7 @@ class Sessions:
             raise
         finally:
             self._tally.turns_in_flight -= 1
+            self._tally.eval_turns_in_flight -= evaluates
             trajectory.last_activity = self._clock()
             if not any(one.running for one in trajectory.turns.values() if one is not turn):
                 trajectory.idle_since = trajectory.last_activity
@@ -271,6 +287,7 @@ class Sessions:
 
     def sweep(self, now: float) -> None:
         """Stop turns that have run without a reader for a while: their clients left before they began to read."""
+        self._kept_tokens = sum(len(one.ids) for one in self.live.values())
         for trajectory in list(self.live.values()):
             orphans = [one for one in trajectory.turns.values() if one.readers == 0 and one.accepted_at < now - _ORPHAN]
             self.drop([one for one in orphans if one.running])
@@ -318,6 +335,7 @@ class Sessions:
     async def close(self) -> None:
         """Stop everything; clients are told to come back, and turns keep what they have."""
         error = try_later("ShuttingDown", "the gateway restarts; repeat the request with the same key", 2.0)
+        self._closing = error
         turns = [turn for one in self.live.values() for turn in one.turns.values() if turn.running]
         for turn in turns:
             _stop(turn, error)

@@ -19,6 +19,10 @@
 | PEARL_QUEUE_SECONDS          | longest wait of an admitted turn for a worker                        | 600 |
 | PEARL_IDLE_SECONDS           | a trajectory without a request for so long is over (cause `idle`)    | 3600 |
 | PEARL_MAX_TURNS              | turns in flight before new ones are refused                          | 4096 |
+| PEARL_MAX_EVAL_TURNS         | of class `eval`: they have a quota of their own                      | 256 |
+| PEARL_MAX_KEPT_TOKENS        | tokens of live trajectories before new ones are refused (about 70 B each) | 134217728 |
+| PEARL_WORKER_TURNS           | turns on one worker before others wait here, fairly by group         | 1024 |
+| PEARL_CLIENT_STALL_SECONDS   | a client that takes nothing for so long is cut off                   | 60 |
 | PEARL_MAX_BODY_BYTES         | longest body of a request                                            | 33554432 |
 | PEARL_BODY_SECONDS           | longest time for a client to send one                                | 60 |
 | PEARL_LOCAL_APPEND_TOKENS    | until the operator says otherwise, see status.routing                | 64 |
@@ -63,6 +67,10 @@ class Limits:
     connect_seconds: float = 2.0
     idle_seconds: float = 3600.0
     max_turns: int = 4096
+    max_eval_turns: int = 256
+    max_kept_tokens: int = 128 << 20
+    worker_turns: int = 1024
+    client_stall_seconds: float = 60.0
     max_model_len: int = 32768
     max_body_bytes: int = 32 << 20
     body_seconds: float = 60.0
@@ -148,6 +156,10 @@ def _read_limits(environment: Mapping[str, str]) -> Limits:
         queue_seconds=_number(environment, "PEARL_QUEUE_SECONDS", 600),
         idle_seconds=_number(environment, "PEARL_IDLE_SECONDS", 3600),
         max_turns=int(_number(environment, "PEARL_MAX_TURNS", 4096)),
+        max_eval_turns=int(_number(environment, "PEARL_MAX_EVAL_TURNS", 256)),
+        max_kept_tokens=int(_number(environment, "PEARL_MAX_KEPT_TOKENS", 128 << 20)),
+        worker_turns=max(1, int(_number(environment, "PEARL_WORKER_TURNS", 1024))),
+        client_stall_seconds=_number(environment, "PEARL_CLIENT_STALL_SECONDS", 60),
         max_model_len=int(_number(environment, "PEARL_MAX_MODEL_LEN", 32768)),
         max_body_bytes=int(_number(environment, "PEARL_MAX_BODY_BYTES", 32 << 20)),
         body_seconds=_number(environment, "PEARL_BODY_SECONDS", 60),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
     from pearl_gateway.engine import EngineClient
     from pearl_gateway.fleet import Fleet
+
+_LOG = logging.getLogger(__name__)
 
 PROMPT_TAIL = 16
 """Prompt tokens that are enough to seed the decoding of what follows them."""
@@ -49,7 +52,8 @@ class TextService:
                     continue
                 try:
                     return await self._engine.post(worker.facts.url, path, body)
-                except EngineUnreachableError:
+                except EngineUnreachableError as error:
+                    _LOG.warning("%s failed on %s, ejected until it answers: %s", worker.facts.pod, path, error)
                     self._fleet.eject(worker)
                 except EngineClosedError:
                     self._fleet.close_for(worker, _WAIT_SECONDS)

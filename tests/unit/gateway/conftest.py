@@ -76,6 +76,8 @@ class FakeEngine:
     broken: bool = False
     mute: bool = False
     gate_closed: bool = False
+    deaf: bool = False
+    """Waits for KV of other engines that never arrives."""
     hang_up: int = 0
     """Break so many connections before any answer."""
     tells: bool = False
@@ -142,6 +144,8 @@ class FakeEngine:
             return web.json_response({"error": {"message": "other weights"}}, status=503, headers=headers)
         kv = body.get("kv_transfer_params")
         if kv and kv.get("do_remote_prefill"):
+            if self.deaf:
+                await self.release.wait()
             assert self.kv.pop(kv["remote_request_id"]) == body["token_ids"], "KV of another prompt"
             self.fetched += 1
         return await (self._stream(request, body) if body.get("stream") else self._whole(body, kv))

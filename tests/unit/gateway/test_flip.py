@@ -11,8 +11,8 @@ from pearl_api.names import Role
 if TYPE_CHECKING:
     from conftest import Bench, FakeEngine
 
-AGENTS = 24
-FLIPS = 32
+AGENTS = 12
+FLIPS = 48
 MOST_SECONDS = 0.5
 """From the decision to the first request in the new role, 99th percentile."""
 SHAPES = (
