@@ -156,7 +156,7 @@ SDKs, agents and operator talk real HTTP over the loopback. Emulated engines sta
 sleep in 0.1 to 0.6 s and die in 0.2 to 0.5 s; one reclaim in a hundred meets an engine that does not sleep and is
 killed before the deadline.
 
-`make bench-loans` repeats it. Every single figure of this run: [runs/loans.json](runs/loans.json).
+`make bench-loans` repeats it. Every single figure of this run: [data/loans.json](data/loans.json).
 
 | | measured | target |
 |---|---|---|
