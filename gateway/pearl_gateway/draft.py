@@ -30,6 +30,7 @@ class Draft:
         "kv_version",
         "lost",
         "prefill",
+        "routed_experts",
         "spans",
         "start",
         "told",
@@ -59,6 +60,7 @@ class Draft:
         self.told: int | None = None
         """Version that the worker said before its first token."""
         self.spans: list[Span] | None = None
+        self.routed_experts: str | None = None
         self.closers: list[Callable[[], object]] = []
 
     def lose(self) -> None:
@@ -71,6 +73,7 @@ class Draft:
         """Tokens arrived."""
         if chunk.spans is not None:
             self.spans = chunk.spans
+        self.routed_experts = chunk.routed_experts or self.routed_experts
         self.turn.add(chunk)
 
     def end(self, reason: SegmentReason, *, crosses: bool = False) -> None:
@@ -85,7 +88,7 @@ class Draft:
         pod = self.worker.facts.pod
         prefill_pod = self.prefill.facts.pod if self.prefill is not None else None
         kept = tuple(span for span in spans if span.start < span.end)
-        self.turn.pieces.append(Piece(pod, prefill_pod, kept, self.start, end, reason))
+        self.turn.pieces.append(Piece(pod, prefill_pod, kept, self.start, end, reason, self.routed_experts))
 
     def _known(self, *, crosses: bool) -> int | None:
         """The version of a call whose engine died before the end, where the versions of all tokens are told."""

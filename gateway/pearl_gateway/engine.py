@@ -61,6 +61,8 @@ class Chunk:
     stop_reason: int | str | None = None
     spans: list[Span] | None = None
     """Only with the end."""
+    routed_experts: str | None = None
+    """Only with the end, where the engine is told to return them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +355,7 @@ def _chunk(choice: dict[str, Any]) -> Chunk:
         finish_reason=choice.get("finish_reason"),
         stop_reason=choice.get("stop_reason"),
         spans=_spans(choice.get("weight_versions")),
+        routed_experts=choice.get("routed_experts"),
     )
 
 
@@ -363,6 +366,7 @@ def _join(first: Chunk, second: Chunk) -> Chunk:
     if first.entries is not None and second.entries is not None:
         first.entries += second.entries
     first.finish_reason, first.stop_reason, first.spans = second.finish_reason, second.stop_reason, second.spans
+    first.routed_experts = second.routed_experts or first.routed_experts
     return first
 
 

@@ -37,6 +37,7 @@ def turn_line(trajectory: Trajectory, turn: Turn) -> dict[str, Any]:
                 "spans": [[span.version, span.start, span.end] for span in piece.spans],
                 "range": [piece.start, piece.end],
                 "reason": piece.reason.value,
+                "experts": piece.routed_experts,
             }
             for piece in turn.pieces
         ],
@@ -102,4 +103,5 @@ def _replay(trajectory: Trajectory, line: dict[str, Any]) -> None:
 def _piece(line: dict[str, Any]) -> Piece:
     spans = tuple(Span(*span) for span in line["spans"])
     start, end = line["range"]
-    return Piece(line["worker"], line["prefill"], spans, start, end, SegmentReason(line["reason"]))
+    reason = SegmentReason(line["reason"])
+    return Piece(line["worker"], line["prefill"], spans, start, end, reason, line.get("experts"))

@@ -38,12 +38,12 @@ class _Snapshot:
             )
             family.add_metric([rollout], value)
             yield family
-        breaks = CounterMetricFamily(
-            "pearl_gateway_prefix_broken_by_cause", "Total prefix broken, by cause.", labels=["rollout", "cause"]
-        )
-        for cause, count in self._tally.breaks.items():
-            breaks.add_metric([rollout, cause], count)
-        yield breaks
+        for name, causes in (("prefix_broken", self._tally.breaks), ("degraded_turns", self._tally.degraded)):
+            title = f"Total {name.replace('_', ' ')}, by cause."
+            family = CounterMetricFamily(f"pearl_gateway_{name}_by_cause", title, labels=["rollout", "cause"])
+            for cause, count in causes.items():
+                family.add_metric([rollout, cause], count)
+            yield family
         live = GaugeMetricFamily("pearl_gateway_live", "Live trajectories or turns.", labels=["rollout", "state"])
         for state, count in stats.live.model_dump().items():
             live.add_metric([rollout, state], count)

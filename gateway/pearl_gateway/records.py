@@ -46,6 +46,8 @@ class Recorder:
             self._tally.local_appends += 1
         if turn.route is RouteKind.DEGRADED:
             self._tally.degraded_turns += 1
+            causes = self._tally.degraded
+            causes[turn.degraded] = causes.get(turn.degraded, 0) + 1
 
     def turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """One finished turn into the profile; call it before the turn is committed to the log."""

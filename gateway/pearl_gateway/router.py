@@ -8,7 +8,7 @@ stages; that is counted as degraded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,8 @@ class Route:
     kind: RouteKind
     worker: str
     prefill: str | None = None
+    cause: str = field(default="", compare=False)
+    """Why it is degraded: `noPrefill`, `noDecode`, or `noLink` where no KV would get across."""
 
 
 def choose(candidates: Sequence[Candidate], ask: Ask) -> Route | None:
@@ -127,7 +129,7 @@ def _pair(candidates: Sequence[Candidate], ask: Ask) -> Route | None:
     ]
     if not linked:
         # No KV that it could use would reach it: it computes the prompt itself.
-        return Route(RouteKind.DEGRADED, decode.uid)
+        return Route(RouteKind.DEGRADED, decode.uid, cause="noLink")
     queue = [Candidate(one.uid, one.role, one.load + one.prefill_tokens / _TOKENS_PER_REQUEST) for one in linked]
     prefill = _with_affinity(queue, (ask.prefill_home, ask.group_prefill))
     return Route(RouteKind.HANDOFF, decode.uid, prefill.uid)
@@ -142,7 +144,7 @@ def _degraded(candidates: Sequence[Candidate], ask: Ask) -> Route | None:
     if not candidates:
         return None
     worker = _with_affinity(candidates, (ask.home, ask.prefill_home, ask.group_home, ask.group_prefill))
-    return Route(RouteKind.DEGRADED, worker.uid)
+    return Route(RouteKind.DEGRADED, worker.uid, cause="noPrefill" if worker.role is Role.DECODE else "noDecode")
 
 
 def _with_affinity(candidates: Sequence[Candidate], wishes: Sequence[str | None]) -> Candidate:

@@ -35,6 +35,8 @@ class Tally:
     eval_turns_in_flight: int = 0
     storage_errors: int = 0
     """Lines that could not be written: what they hold is in memory only, and lost with the process."""
+    degraded: dict[str, int] = field(default_factory=dict)
+    """`degraded_turns` by cause, see `router.Route`."""
     breaks: dict[str, int] = field(default_factory=dict)
     """`prefix_broken` by cause: `edited` history, a `template` that does not join, `forgotten`, or sent as `ids`."""
     ages_at_consumption: dict[str, int] = field(default_factory=dict)

@@ -35,6 +35,8 @@ class Piece:
     start: int
     end: int
     reason: SegmentReason
+    routed_experts: str | None = None
+    """As the engine gives them: base64 of a `.npy`, of all tokens of the call but the last."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +66,8 @@ class Turn:
     entries: list[dict[str, Any]] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     route: RouteKind | None = None
+    degraded: str = ""
+    """Why it was served degraded, if it was."""
     moved: bool = False
     """Workers changed roles since the turn before."""
     cached_tokens: int | None = None
@@ -302,6 +306,7 @@ class Trajectory:
                     start=moved.start,
                     end=moved.end,
                     reason=reason,
+                    routed_experts=piece.routed_experts if index == last else None,
                 )
             )
 

@@ -149,7 +149,7 @@ class Runner:
         prefill = self._fleet.workers.get(route.prefill) if route.prefill else None
         if worker is None or (route.prefill and prefill is None):
             return SegmentReason.WORKER_LOST
-        turn.route = route.kind
+        turn.route, turn.degraded = route.kind, route.cause
         trajectory.routed(turn, self._fleet.changes)
         draft = Draft(trajectory, turn, worker, prefill, weights)
         try:

@@ -131,6 +131,11 @@ class Segment(Message):
     start: int
     end: int
     reason: SegmentReason
+    routed_experts: str | None = Field(
+        default=None,
+        description="Where the engine gives them: base64 of a `.npy` (tokens - 1, layers, experts per token) over "
+        "prompt and answer of the call that ended at `end`.",
+    )
 
 
 class TrajectoryExport(Message):

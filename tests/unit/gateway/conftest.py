@@ -78,6 +78,7 @@ class FakeEngine:
     gate_closed: bool = False
     deaf: bool = False
     """Waits for KV of other engines that never arrives."""
+    experts: str | None = None
     hang_up: int = 0
     """Break so many connections before any answer."""
     tells: bool = False
@@ -222,6 +223,7 @@ class FakeEngine:
             "finish_reason": finish,
             "stop_reason": stop,
             "weight_versions": self._spans(done) if finish else None,
+            "routed_experts": self.experts if finish else None,
             "logprobs": {"content": entries} if body["sampling_params"].get("logprobs") is not None else None,
         }
         await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")

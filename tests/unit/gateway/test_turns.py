@@ -267,6 +267,26 @@ async def test_dead_prefill_worker_does_not_stop_the_turn(bench: Bench) -> None:
     assert (await bench.stats())["counters"]["degradedTurns"] == 1
 
 
+async def test_degraded_turns_are_counted_by_what_is_missing(bench: Bench) -> None:
+    await bench.engine(Role.DECODE)
+    await bench.generate([1, 2, 3, 4, 5], 2)
+    await bench.engine(Role.PREFILL)
+    workers = bench.gateway.fleet.workers
+    bench.gateway.fleet.fail_link(workers["b"], workers["a"])
+    await bench.generate([1, 2, 3, 4, 5], 2, trajectory="t2")
+    bench.gateway.fleet.remove("a")
+    await bench.generate([1, 2, 3, 4, 5], 2, trajectory="t3")
+    metrics = (await bench.client.get("/metrics")).text
+    for cause in ("noPrefill", "noLink", "noDecode"):
+        assert f'pearl_gateway_degraded_turns_by_cause_total{{cause="{cause}",rollout="r"}} 1.0' in metrics
+
+
+async def test_routed_experts_are_exported_as_the_engine_gives_them(bench: Bench) -> None:
+    await bench.engine(experts="k05VTVBZ")
+    await bench.generate([1, 2], 3)
+    assert [one["routedExperts"] for one in (await bench.export("t1"))["segments"]] == ["k05VTVBZ"]
+
+
 async def test_role_flip_is_acknowledged_and_routed_by_at_once(bench: Bench) -> None:
     first, second = await bench.engine(), await bench.engine()
     bench.place(first, Role.PREFILL, epoch=3)
