@@ -49,7 +49,7 @@ def emulated() -> Iterator[Scene]:
         yield scene
 
 
-@pytest.mark.slow  # until it has been seen to pass as a whole on a quiet machine
+@pytest.mark.slow  # a minute of chaos, and another two for a cluster of its own
 def test_a_loan_keeps_its_promises_when_something_breaks(emulated: Scene) -> None:
     cases = {case.name: case for case in singles(phases.EVERY, every(api_stopped_seconds=15))}
     assert played(emulated, plays([cases[name] for name in TELLING])) == []
