@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pearl_gateway.storage import Storage
     from pearl_gateway.trajectory import Trajectory
 
+_KEPT_CLOSED = 64
+"""Batches that are closed and can still be asked for; trajectories that end later than that count for nobody."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -85,6 +88,7 @@ class Batches:
         """Whether a later batch had begun before the one before was closed, as last seen."""
         for event in storage.read_events() if storage is not None else []:
             self._apply(event)
+        self._forget_old()
 
     def open(self, spec: OpenBatch) -> BatchProgress:
         """Declare a batch; repeating it is harmless.
@@ -184,7 +188,16 @@ class Batches:
         """The batch is over; late ends are still counted."""
         if not self.get(step).closed:
             self._write({"event": "close", "step": step, "time": self._wall()})
+            self._forget_old()
         return self.progress(step)
+
+    def _forget_old(self) -> None:
+        """Of the batches that are closed only the newest are kept: a run has more of them than there is memory for."""
+        closed = sorted((batch.closed_at, step) for step, batch in self.by_step.items() if batch.closed_at is not None)
+        for _, step in closed[:-_KEPT_CLOSED]:
+            del self.by_step[step]
+        if self._storage is not None and len(closed) > _KEPT_CLOSED:
+            self._storage.keep_events(set(self.by_step))
 
     def _write(self, event: dict[str, Any]) -> None:
         if self._storage is not None:
@@ -197,7 +210,9 @@ class Batches:
             spec = OpenBatch.model_validate(event["spec"])
             self.by_step[spec.step] = Batch(spec=spec, opened_at=event["time"])
             return
-        batch, name = self.by_step[event["step"]], event.get("trajectory", "")
+        batch, name = self.by_step.get(event["step"]), event.get("trajectory", "")
+        if batch is None:
+            return  # of a batch that was forgotten, and its opening is gone from the log
         if kind == "start":
             batch.started.add(name)
             if any(step < event["step"] and not one.closed for step, one in self.by_step.items()):

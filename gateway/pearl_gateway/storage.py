@@ -49,6 +49,8 @@ class Storage:
         self._where = {line["export"]["trajectory"]: (number, offset) for number, offset, line in self._exports.lines()}
         self.needed: Callable[[str], bool] = lambda _: False
         """Says whether the export of a trajectory may not be dropped yet."""
+        self._steps: dict[int, set[int]] = {}
+        """File of `batches` → steps that it tells of."""
         self._unfinished: dict[int, set[str]] = {}
         """File of `turns` → trajectories in it that have not ended."""
 
@@ -80,11 +82,27 @@ class Storage:
 
     def write_event(self, event: dict[str, Any]) -> None:
         """Append one event of the batch log."""
-        self._events.append(event)
+        number, _ = self._events.append(event)
+        self._steps.setdefault(number, set()).add(_step_of(event))
 
     def read_events(self) -> list[dict[str, Any]]:
         """The batch log, oldest first."""
-        return [event for _, _, event in self._events.lines()]
+        events = []
+        for number, _, event in self._events.lines():
+            self._steps.setdefault(number, set()).add(_step_of(event))
+            events.append(event)
+        return events
+
+    def keep_events(self, steps: set[int]) -> None:
+        """Drop the oldest files of the batch log that tell of no batch in `steps`.
+
+        Only from the oldest on: what is left never tells of an end whose beginning says otherwise.
+        """
+        for number in self._events.numbers[:-1]:
+            if self._steps.get(number, set()) & steps:
+                return
+            self._events.drop(number)
+            self._steps.pop(number, None)
 
     def write_turn(self, line: dict[str, Any]) -> None:
         """Append one turn of the token log."""
@@ -130,3 +148,7 @@ class Storage:
         """Close the files."""
         for log in (self._exports, self._events, self._turns):
             log.close()
+
+
+def _step_of(event: dict[str, Any]) -> int:
+    return int(event["spec"]["step"] if event["event"] == "open" else event["step"])

@@ -196,6 +196,27 @@ def test_batches_survive_a_restart_and_a_torn_line(tmp_path: Path) -> None:
     storage.close()
 
 
+def test_of_closed_batches_only_the_newest_are_kept_in_memory_and_on_disk(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, time.monotonic, segment_bytes=1)
+    batches = Batches(time.time, storage)
+    batches.open(OpenBatch(step=500, groups=1, group_size=1))
+    batches.close(500)
+    for step in range(100):
+        batches.open(OpenBatch(step=step, groups=1, group_size=1))
+        batches.finish(step, FinishTrajectory(trajectory=f"t{step}"), None)
+        batches.close(step)
+    batches.open(OpenBatch(step=200, groups=1, group_size=1))
+    assert set(batches.by_step) == {*range(36, 100), 200}
+    # Three lines of each batch and one of the open one, each in a file of its own here.
+    assert len(list(tmp_path.glob("batches-*"))) == 64 * 3 + 1
+    storage.close()
+    again = Storage(tmp_path, time.monotonic, segment_bytes=1)
+    restored = Batches(time.time, again)
+    assert (set(restored.by_step), restored.current()) == (set(batches.by_step), 200)
+    assert restored.progress(99).finished == 1
+    again.close()
+
+
 def test_step_is_not_reopened_with_other_numbers() -> None:
     batches = Batches(time.time)
     batches.open(OpenBatch(step=1, groups=1, group_size=1))
