@@ -18,7 +18,7 @@ from gateway_chaos import real, report
 from gateway_chaos.events import WEIGHTS, Kind
 from gateway_chaos.play import Pace
 from gateway_chaos.reference import EmulatedReference
-from gateway_chaos.run import ACTS, Plan, Result, play_act
+from gateway_chaos.run import ACTS, Act, Plan, Result, play_act
 from gateway_chaos.sabotage import KINDS
 from gateway_chaos.scene import Stage
 from gateway_chaos.traffic import Shape
@@ -63,18 +63,21 @@ async def play(options: argparse.Namespace, seed: str, folder: Path) -> list[Res
         kinds=kinds,
     )
     engines = real.prepare() if options.real else None
-    results = []
     async with AsyncExitStack() as stack:
         reference: Reference = EmulatedReference()
         if engines is not None:
             reference = await stack.enter_async_context(real.references(engines, folder / "references"))
-        for number, act in enumerate(acts):
+
+        async def one(number: int, act: Act) -> Result:
             lease = REAL_LEASE_SECONDS if options.real else LEASE_SECONDS
             where = folder / f"act-{number}"
             stage = Stage(where, options.workers, act.on_update, lease, seed, sabotage=options.sabotage)
-            played = engines.on(stage) if engines is not None else stage
-            results.append(await play_act(act, played, plan, reference, say))
-    return results
+            return await play_act(act, engines.on(stage) if engines is not None else stage, plan, reference, say)
+
+        # Most of an act is waiting for workers to come back, so emulated ones are played at once.
+        if engines is None:
+            return list(await asyncio.gather(*(one(*each) for each in enumerate(acts))))
+        return [await one(*each) for each in enumerate(acts)]
 
 
 def say(text: str) -> None:

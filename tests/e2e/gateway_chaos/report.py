@@ -39,6 +39,7 @@ def details(results: Sequence[Result]) -> dict[str, Any]:
             "kills": sum(one.events.get(kind, 0) for one in results for kind in _GATEWAY_KINDS),
             "turns_run_again": sum(one.found.turns_run_again for one in results),
             "tokens_run_again": sum(one.found.tokens_run_again for one in results),
+            "not_handed_out": sum(one.not_handed_out for one in results),
         },
         "events_by_kind": dict(sorted(kinds.items())),
         "acts": [_act(one) for one in results],

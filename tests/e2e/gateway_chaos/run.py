@@ -74,6 +74,7 @@ class Result:
     seconds: float = 0.0
     turns: int = 0
     repeats: int = 0
+    not_handed_out: int = 0
     longest_turn_seconds: float = 0.0
     versions: int = 0
     late_handoffs: int = 0
@@ -157,7 +158,7 @@ async def _play(scene: Scene, plan: Plan, result: Result, reference: Reference, 
         for task in (running, teller):
             task.cancel()
         await asyncio.gather(running, teller, return_exceptions=True)
-    result.turns, result.repeats = agents.turns, agents.repeats
+    result.turns, result.repeats, result.not_handed_out = agents.turns, agents.repeats, agents.not_handed_out
     result.longest_turn_seconds = max(agents.turn_seconds, default=0.0)
     result.late_handoffs += sum(pod.link.lately for pod in scene.pods)
 

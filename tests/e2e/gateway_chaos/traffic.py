@@ -102,8 +102,9 @@ class Agents:
         self._lost = lost
         self._next = 0
         self._stop = False
-        self._progress: dict[int, float] = {}
         self.turns = self.repeats = self.tokens = 0
+        self.not_handed_out = 0
+        """Trajectories whose hand-out was on its way to the trainer when the gateway was killed."""
         self.turn_seconds: list[float] = []
 
     def stop(self) -> None:
@@ -124,15 +125,15 @@ class Agents:
             prompt = self._ids(draw, self._shape.prompt_tokens)
             try:
                 await self._control("/v1/batches", batch)
-                await asyncio.gather(*(self._trajectory(number, member, prompt) for member in range(size)))
-                await self._hand_out(number)
+                ends = await asyncio.gather(*(self._trajectory(number, member, prompt) for member in range(size)))
+                await self._hand_out(number, [one for one in ends if one is not None])
             except LostTurnError as error:
                 self._lost(f"group {number}: {error}")
 
     def _ids(self, draw: random.Random, between: tuple[int, int]) -> list[int]:
         return [draw.randrange(4, self._shape.vocabulary) for _ in range(draw.randint(*between))]
 
-    async def _trajectory(self, group: int, member: int, prompt: list[int]) -> None:
+    async def _trajectory(self, group: int, member: int, prompt: list[int]) -> Told | None:
         draw = random.Random(f"{self._seed}/{group}/{member}")
         told = Told(f"{self._seed}/{group}/{member}")
         context = list(prompt)
@@ -149,11 +150,12 @@ class Agents:
         except LostTurnError as error:
             self._lost(f"{told.name} turn {len(told.turns)}: {error}")
             await self._control(f"/v1/batches/{group}/abort", {"trajectory": told.name, "cause": "lost"})
-            return
+            return None
         end = {"trajectory": told.name, "group": str(group), "reward": 1.0}
         await self._control(f"/v1/batches/{group}/finish", end)
         told.export = await self._control(f"/v1/trajectories/{told.name}", None)
         self._done(told)
+        return told
 
     def _plan(self, draw: random.Random, number: int, context: list[int]) -> Given:
         stops: tuple[str, ...] = ()
@@ -162,9 +164,15 @@ class Agents:
             stops = tuple(chr(first) + chr(second) for first, second in pairs)
         return Given(number, list(context), draw.randint(*self._shape.answer_tokens), stops)
 
-    async def _hand_out(self, step: int) -> None:
-        """The trainer's side; what `consume` gives is the same export, so only its being there is of interest."""
-        await self._control(f"/v1/batches/{step}/consume", {})
+    async def _hand_out(self, step: int, told: list[Told]) -> None:
+        """The trainer's side: it gets every trajectory once, and the same that anybody can read."""
+        found, repeats = await self._call(f"/v1/batches/{step}/consume", {})
+        expected, got = {one.name: one.export for one in told}, {one["trajectory"]: one for one in found}
+        missing = [name for name in expected if name not in got]
+        if missing and repeats:
+            self.not_handed_out += len(missing)  # the gateway was killed after it had handed them out
+        elif missing or any(expected[name] != one for name, one in got.items()):
+            raise LostTurnError(f"handed out {sorted(got)} of {sorted(expected)}, or other than they can be read")
         await self._control(f"/v1/batches/{step}/close", {})
 
     # -- one turn -----------------------------------------------------------------------------------------------
@@ -247,7 +255,11 @@ class Agents:
         return None
 
     async def _control(self, path: str, body: Any) -> Any:
-        """A call that is repeated until it is answered."""
+        return (await self._call(path, body))[0]
+
+    async def _call(self, path: str, body: Any) -> tuple[Any, int]:
+        """A call that is repeated until it is answered; also how often."""
+        repeats = 0
         deadline = time.monotonic() + self._shape.give_up_seconds
         while time.monotonic() < deadline:
             with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):
@@ -256,8 +268,9 @@ class Agents:
                 async with call(self._url + path, **more) as response:
                     text = await response.text()
                     if response.status == HTTPStatus.OK:
-                        return json.loads(text)
+                        return json.loads(text), repeats
                     if response.status not in _REPEATABLE:
                         raise LostTurnError(f"{path}: {response.status} {text[:300]}")
             await asyncio.sleep(_PAUSE_SECONDS)
+            repeats += 1
         raise LostTurnError(f"{path}: no answer for {self._shape.give_up_seconds:g} s")
