@@ -16,10 +16,17 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from pearl_api.gateway_openapi import gateway_api
-from pearl_api.wire.gateway import AbortTrajectory, FinishTrajectory, OpenBatch, PermitRequest
+from pearl_api.wire.gateway import (
+    HEADER_IDEMPOTENCY,
+    AbortTrajectory,
+    FinishTrajectory,
+    OpenBatch,
+    PermitRequest,
+)
 from pearl_gateway.asgi import CLIENT_LEFT, check_token, error_response, json_response, while_connected
 from pearl_gateway.bodies import BoundedBodies
-from pearl_gateway.errors import EngineRefusedError, GatewayError, try_later
+from pearl_gateway.errors import EngineRefusedError, GatewayError, bad_request, try_later
+from pearl_gateway.identity import NAME
 from pearl_gateway.inference import Inference
 from pearl_gateway.metrics import render_metrics
 from pearl_gateway.sglang import sglang_routes
@@ -125,7 +132,11 @@ class _Control:
         return _message(self._gateway.abort(_step(request), message))
 
     async def consume(self, request: Request) -> Response:
-        exports = self._gateway.consume(_step(request))
+        key = request.headers.get(HEADER_IDEMPOTENCY)
+        if key is not None and not NAME.fullmatch(key):
+            message = f"{HEADER_IDEMPOTENCY}: use 1 to 200 of letters, digits and . _ : / @ -"
+            raise bad_request(message, param=HEADER_IDEMPOTENCY)
+        exports = self._gateway.consume(_step(request), key)
         return json_response([export.model_dump(mode="json", by_alias=True) for export in exports])
 
     async def close(self, request: Request) -> Response:

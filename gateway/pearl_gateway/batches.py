@@ -42,6 +42,8 @@ class Batch:
     consumed: set[str] = field(default_factory=set)
     aborted: set[str] = field(default_factory=set)
     closed_at: float | None = None
+    last_consumption: tuple[str, list[str]] | None = None
+    """Its key, and what it handed out."""
 
     @property
     def closed(self) -> bool:
@@ -150,11 +152,16 @@ class Batches:
             self._write({**event, "group": group, "version": version})
         return self.progress(step)
 
-    def consume(self, step: int) -> list[str]:
-        """Finished trajectories that were not handed out before; they count as handed out now."""
+    def handed_out(self, step: int, key: str | None) -> list[str]:
+        """What a consumption of that key got before; nothing if there was none."""
+        last = self.get(step).last_consumption
+        return last[1] if last is not None and last[0] == key else []
+
+    def consume(self, step: int, key: str | None = None) -> list[str]:
+        """Finished trajectories that were not handed out before; they count as handed out now, under `key`."""
         names = list(self.get(step).unconsumed())
         if names:
-            self._write({"event": "consume", "step": step, "trajectories": names})
+            self._write({"event": "consume", "step": step, "trajectories": names, "key": key})
         return names
 
     def must_hand_out(self, step: int | None, name: str) -> bool:
@@ -227,6 +234,8 @@ class Batches:
             batch.finished.pop(name, None)
         elif kind == "consume":
             batch.consumed |= set(event["trajectories"])
+            if event.get("key") is not None:
+                batch.last_consumption = (event["key"], event["trajectories"])
         elif kind == "close":
             batch.closed_at = event["time"]
             self.refill = any(step > event["step"] and one.started for step, one in self.by_step.items())

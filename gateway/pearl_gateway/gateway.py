@@ -138,9 +138,12 @@ class Gateway:
         self._ended(known)
         return self.batches.abort(step, message)
 
-    def consume(self, step: int) -> list[TrajectoryExport]:
-        """Finished trajectories of a step that were not handed out before."""
-        found = [self.export(name) for name in self.batches.consume(step)]
+    def consume(self, step: int, key: str | None = None) -> list[TrajectoryExport]:
+        """Finished trajectories of a step that were not handed out before; again to who repeats its `key`."""
+        again = self.batches.handed_out(step, key) if key is not None else []
+        if again:
+            return [one for one in map(self.export, again) if one is not None]
+        found = [self.export(name) for name in self.batches.consume(step, key)]
         exports = [one for one in found if one is not None]
         if exports:
             self.consumer.fetched(self.clock())

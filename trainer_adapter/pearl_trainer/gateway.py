@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 CALL_SECONDS = 30.0
+CONSUME_SECONDS = 300.0
+"""A batch of long trajectories takes its time."""
 GENERATE_SECONDS = 3600.0
 """A turn is never refused once admitted, only queued; the caller's own deadline is the one that counts."""
 PATIENCE_SECONDS = 600.0
@@ -70,11 +73,18 @@ class GatewayApi:
     Args:
         where: Base URL and bearer token (None = no authentication) of the gateway, asked for at each call.
         clock: Seconds that never go back.
+        new_id: A fresh unique string at each call.
     """
 
-    def __init__(self, where: Callable[[], tuple[str, str | None]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        where: Callable[[], tuple[str, str | None]],
+        clock: Callable[[], float],
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
         self._where = where
         self._clock = clock
+        self._new_id = new_id
 
     def open(
         self, step: int, groups: int, group_size: int, need_groups: int | None, min_version: int
@@ -100,8 +110,16 @@ class GatewayApi:
         return self._progress("POST", f"/v1/batches/{step}/close", None)
 
     def consume(self, step: int) -> Flow[tuple[Trajectory, ...]]:
-        """The complete trajectories of a batch, for training; counts them as consumed."""
-        body = yield from self._call("POST", f"/v1/batches/{step}/consume", None)
+        """The complete trajectories of a batch, for training; counts them as consumed.
+
+        An answer that is lost on its way is asked for again by its key: the gateway hands each trajectory out once.
+        """
+        url, token = self._where()
+        key = (("Idempotency-Key", self._new_id()),)
+        request = Request(
+            "POST", f"{url}/v1/batches/{step}/consume", token, None, CONSUME_SECONDS, headers=key, bulk=True
+        )
+        body = yield from self._patiently(request)
         if not isinstance(body, list):
             raise ProtocolError("the gateway's answer to `consume` is no list: are SDK and gateway of one release?")
         return tuple(Trajectory.from_wire(item) for item in body)

@@ -36,6 +36,8 @@ HEADER_CLASS: Final = "X-Pearl-Class"
 """`train` (default), `eval` or `other`; only `train` feeds the profile."""
 HEADER_PARENT: Final = "X-Pearl-Parent-Turn"
 HEADER_STEP: Final = "X-Pearl-Step"
+HEADER_IDEMPOTENCY: Final = "Idempotency-Key"
+"""Of a consumption: who repeats it with its key, because the answer was lost, gets the same trajectories again."""
 NAME_PATTERN: Final = r"^[A-Za-z0-9._:/@\-]{1,200}$"
 """Names of trajectories and groups."""
 _LARGEST: Final = 10**9

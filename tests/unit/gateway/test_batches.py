@@ -50,6 +50,31 @@ async def test_batch_counts_complete_groups_and_gives_its_trajectories_once(benc
     assert (await post(bench, "/v1/batches/4/close"))["closed"] is True
 
 
+async def test_a_consumption_whose_answer_was_lost_is_repeated_by_its_key(
+    lasting: Callable[[], AbstractAsyncContextManager[Bench]],
+) -> None:
+    async def consume(bench: Bench, key: str) -> list[str]:
+        answer = await bench.client.post("/v1/batches/1/consume", headers={"Idempotency-Key": key})
+        return [one["trajectory"] for one in answer.json()]
+
+    async with lasting() as bench:
+        await bench.engine()
+        await post(bench, "/v1/batches", {"step": 1, "groups": 2, "groupSize": 1})
+        await bench.generate([1], 1)
+        await post(bench, "/v1/batches/1/finish", {"trajectory": "t1"})
+        assert await consume(bench, "k1") == ["t1"]
+        assert await consume(bench, "k1") == ["t1"]
+        ages = dict(bench.gateway.tally.ages_at_consumption)
+        assert ages == {"0": 1}
+    async with lasting() as bench:
+        await bench.engine()
+        await bench.generate([1], 1, trajectory="t2")
+        await post(bench, "/v1/batches/1/finish", {"trajectory": "t2"})
+        assert await consume(bench, "k1") == ["t1"]
+        assert await consume(bench, "k2") == ["t2"]
+        assert await consume(bench, "k3") == []
+
+
 async def test_no_turn_of_a_batch_runs_under_weights_that_are_too_old_for_it(bench: Bench) -> None:
     await bench.engine(version=2)
     old = await bench.engine(version=1)
