@@ -19,6 +19,7 @@ import aiohttp
 from pearl_api import tokens
 from pearl_gateway.errors import (
     EngineClosedError,
+    EngineFaultError,
     EngineRefusedError,
     EngineStalledError,
     EngineUnreachableError,
@@ -278,7 +279,7 @@ async def _check(response: aiohttp.ClientResponse, url: str) -> None:
     if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         raise EngineUnreachableError(f"{url}: {response.status}, engine token or --enable-scale-out is wrong: {text}")
     if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise EngineUnreachableError(f"{url}: {response.status} {text}")
+        raise EngineFaultError(f"{url}: {response.status} {text}")
     raise EngineRefusedError(response.status, *_refusal(content, text))
 
 

@@ -44,6 +44,10 @@ class EngineUnreachableError(EngineError):
     """Connection failed, broke before the end, or the engine answered 5xx: eject it and go elsewhere."""
 
 
+class EngineFaultError(EngineUnreachableError):
+    """The engine answered 5xx: it is there, and this request, or it, is not well."""
+
+
 class EngineStalledError(EngineError):
     """A deadline passed while the connection stayed up: go elsewhere."""
 

@@ -6,7 +6,13 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from pearl_gateway.errors import EngineClosedError, EngineStalledError, EngineUnreachableError, try_later
+from pearl_gateway.errors import (
+    EngineClosedError,
+    EngineFaultError,
+    EngineStalledError,
+    EngineUnreachableError,
+    try_later,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +26,8 @@ PROMPT_TAIL = 16
 """Prompt tokens that are enough to seed the decoding of what follows them."""
 _REMEMBERED = 512
 _WAIT_SECONDS = 0.25
+_MOST_FAULTS = 2
+"""Engines that may answer 5xx to one text request before it is given back."""
 
 
 class TextService:
@@ -46,12 +54,18 @@ class TextService:
             GatewayError: no worker answered in time (retryable).
         """
         deadline = self._clock() + self._patience
+        faults = 0
         while True:
             for worker in self._fleet.talkable():
                 if worker.facts.url is None:
                     continue
                 try:
                     return await self._engine.post(worker.facts.url, path, body)
+                except EngineFaultError as error:
+                    # It may be the request that is odd: one client must not take the fleet out of service.
+                    faults += 1
+                    if faults == _MOST_FAULTS:
+                        raise try_later("EngineFault", f"engines fail on this request: {error}", 5.0) from None
                 except EngineUnreachableError as error:
                     _LOG.warning("%s failed on %s, ejected until it answers: %s", worker.facts.pod, path, error)
                     self._fleet.eject(worker)

@@ -240,6 +240,8 @@ class FakeEngine:
 
     async def render_chat(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.broken:
+            return web.Response(status=500, text="template failed")
         ids = self._merged(render_chat(body["messages"], add_generation_prompt=body.get("add_generation_prompt", True)))
         return web.json_response({"token_ids": ids, "sampling_params": self._sampling(body)})
 

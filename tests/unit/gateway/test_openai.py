@@ -213,6 +213,15 @@ async def test_what_is_not_supported_is_named(bench: Bench) -> None:
     assert "one trajectory per sample" in response.json()["error"]["message"]
 
 
+async def test_a_conversation_that_engines_fail_on_takes_no_worker_out_of_service(bench: Bench) -> None:
+    for _ in range(2):
+        await bench.engine(broken=True)
+    answer = await chat(bench, [{"role": "user", "content": "odd"}])
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "EngineFault")
+    assert "template failed" in answer.json()["error"]["message"]
+    assert not [worker for worker in bench.gateway.fleet.workers.values() if worker.ejected]
+
+
 async def test_without_the_token_nobody_is_served(bench: Bench) -> None:
     await bench.engine()
     response = await bench.client.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": "Bearer no"})
