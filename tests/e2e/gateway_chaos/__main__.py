@@ -74,8 +74,7 @@ async def play(options: argparse.Namespace, seed: str, folder: Path) -> list[Res
             stage = Stage(where, options.workers, act.on_update, lease, seed, sabotage=options.sabotage)
             return await play_act(act, engines.on(stage) if engines is not None else stage, plan, reference, say)
 
-        # Most of an act is waiting for workers to come back, so emulated ones are played at once.
-        if engines is None:
+        if options.at_once:
             return list(await asyncio.gather(*(one(*each) for each in enumerate(acts))))
         return [await one(*each) for each in enumerate(acts)]
 
@@ -112,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=int, help="default: 14, real 4")
     add("--trajectories", type=int, help="about so many at once (default: 24, real 6)")
     add("--acts", nargs="+", metavar="TEXT", help="acts whose names contain one of these")
+    add("--at-once", action="store_true", help="play all acts at the same time: an idle machine waits less")
     add("--only", nargs="+", metavar="TEXT", help="kinds of events whose names contain one of these")
     add("--sabotage", choices=KINDS, help="break one answer in ten on purpose: the run must fail")
     add("--folder", type=Path, help="for logs and storage (default: a new one)")

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 _END_SECONDS = 15.0
 
@@ -23,6 +23,7 @@ class GatewayProcess:
         self._folder = folder
         self._port = port
         self._environment = {**os.environ, **environment, "PEARL_STORAGE": str(folder / "storage")}
+        self._environment["PYTHONFAULTHANDLER"] = "1"
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = asyncio.Lock()
         self.incarnation = 0
@@ -49,6 +50,17 @@ class GatewayProcess:
         """Nobody told it to."""
         return not self.busy and self._process is not None and self._process.poll() is not None
 
+    def state(self) -> str:
+        """What the kernel says of it: R runs, S waits, T stands still, Z has ended."""
+        pid = self._process.pid if self._process is not None else 0
+        stat = Path(f"/proc/{pid}/stat")
+        return stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else "gone"
+
+    async def dump(self) -> None:
+        """It answers nothing: its threads' stacks go to its log, and a new one is started."""
+        self._signal(signal.SIGCONT)
+        await self._again(signal.SIGABRT)
+
     async def kill(self) -> None:
         """`kill -9`, and a new one."""
         await self._again(signal.SIGKILL)
@@ -67,8 +79,10 @@ class GatewayProcess:
         """It gets no CPU for so long."""
         async with self._busy:
             self._signal(signal.SIGSTOP)
-            await asyncio.sleep(seconds)
-            self._signal(signal.SIGCONT)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self._signal(signal.SIGCONT)
 
     async def stop(self) -> None:
         async with self._busy:

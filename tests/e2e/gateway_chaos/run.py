@@ -112,15 +112,8 @@ async def play_act(act: Act, stage: Stage, plan: Plan, reference: Reference, say
 
 async def _ready(scene: Scene) -> None:
     async with asyncio.timeout(READY_SECONDS):
-        while scene.ready() < len(scene.pods) or not await _answers(scene):  # noqa: ASYNC110 - nobody tells
+        while scene.ready() < len(scene.pods) or not await scene.answers():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.1)
-
-
-async def _answers(scene: Scene) -> bool:
-    with contextlib.suppress(aiohttp.ClientError, OSError):
-        async with scene.session.get(scene.gateway.url + "/ready") as response:
-            return response.ok
-    return False
 
 
 async def _play(scene: Scene, plan: Plan, result: Result, reference: Reference, say: Callable[[str], None]) -> None:
@@ -148,7 +141,7 @@ async def _play(scene: Scene, plan: Plan, result: Result, reference: Reference, 
         lost=result.lost_turns.append,
     )
     running = asyncio.ensure_future(agents.run())
-    teller = asyncio.ensure_future(_tell(result, agents, plan, say))
+    teller = asyncio.ensure_future(_tell(scene, result, agents, plan, say))
     try:
         await _events(scene, plan, result)
         agents.stop()
@@ -190,18 +183,18 @@ async def _calm(scene: Scene, least_ready: int) -> None:
     """Until enough serve again; whatever does not come back is a problem."""
     try:
         async with asyncio.timeout(READY_SECONDS):
-            while scene.ready() < least_ready or scene.gateway.busy or not await _answers(scene):  # noqa: ASYNC110
+            while scene.ready() < least_ready or scene.gateway.busy or not await scene.answers():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     except TimeoutError:
         states = [f"{pod.name} {pod.worker.state().phase}: {pod.worker.state().message}" for pod in scene.pods]
         raise RuntimeError(f"not enough workers came back within {READY_SECONDS:g} s: {states}") from None
 
 
-async def _tell(result: Result, agents: Agents, plan: Plan, say: Callable[[str], None]) -> None:
+async def _tell(scene: Scene, result: Result, agents: Agents, plan: Plan, say: Callable[[str], None]) -> None:
     began, told = time.monotonic(), 0
     while True:
         await asyncio.sleep(TELL_SECONDS)
-        problems = [*result.problems, *result.lost_turns, *result.found.problems]
+        problems = [*result.problems, *scene.problems, *result.lost_turns, *result.found.problems]
         for problem in problems[told : told + MOST_TOLD]:
             say(f"  {problem}")
         told = len(problems)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import aiohttp
 from ports import free_port
 
 from gateway_chaos.launch import CuttablePeers, EmulatedLauncher, Launcher, RealLauncher
@@ -23,12 +26,11 @@ from pearl_worker.stores import DirectoryStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import aiohttp
-
     from gateway_chaos.gateway_process import GatewayProcess
 
 _LIST_SECONDS = 0.1
 """How often the list of workers is brought up to date."""
+_ANSWER_SECONDS, _MUTE_SECONDS = 10.0, 40.0
 ROLES = (Role.PREFILL, Role.DECODE, Role.DECODE, Role.PREFILL, Role.DECODE, Role.PREFILL, Role.COLOCATED)
 """What workers begin as and flip to: as long as there is a colocated one, nothing is handed over."""
 
@@ -70,7 +72,7 @@ class Scene:
     """Pods something is being done to."""
     _peers: CuttablePeers = field(default_factory=CuttablePeers)
     _made: int = 0
-    _lister: asyncio.Task[None] | None = None
+    _watches: list[asyncio.Task[None]] = field(default_factory=list)
     _publishing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self) -> None:
@@ -83,12 +85,12 @@ class Scene:
         for number in range(self.stage.workers):
             role = ROLES[number % len(ROLES)]
             self.pods.append(await self.new_pod(role, borrowed=number < borrowed))
-        self._lister = asyncio.ensure_future(self._keep_list())
+        self._watches = [asyncio.ensure_future(one) for one in (self._keep_list(), self._watch_gateway())]
 
     async def close(self) -> None:
-        if self._lister is not None:
-            self._lister.cancel()
-            await asyncio.gather(self._lister, return_exceptions=True)
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
         ends = await asyncio.gather(*(pod.stop() for pod in self.pods), return_exceptions=True)
         self.problems += [f"a worker did not end in order: {one!r}" for one in ends if one is not None]
 
@@ -171,6 +173,27 @@ class Scene:
                 self.problems.append("the gateway ended by itself")
                 self.gateway.start()
             await asyncio.sleep(_LIST_SECONDS)
+
+    async def answers(self) -> bool:
+        """Whether the gateway is up."""
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+            timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+            async with self.session.get(self.gateway.url + "/ready", timeout=timeout) as response:
+                return response.ok
+        return False
+
+    async def _watch_gateway(self) -> None:
+        """A gateway that answers nothing for long, and is not being started, hangs."""
+        mute = 0.0
+        while True:
+            await asyncio.sleep(1.0)
+            began = time.monotonic()
+            well = self.gateway.busy or not self.gateway.incarnation or await self.answers()
+            mute = 0.0 if well else mute + 1.0 + time.monotonic() - began
+            if mute > _MUTE_SECONDS:
+                self.problems.append(f"the gateway answered nothing for {mute:.0f} s, state {self.gateway.state()}")
+                await self.gateway.dump()
+                mute = 0.0
 
     # -- for events ---------------------------------------------------------------------------------------------
 

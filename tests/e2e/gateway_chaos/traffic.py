@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _REPEATABLE = frozenset({408, 425, 429, 499, 502, 503, 504})
+_CALL_SECONDS = 20.0
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 0.5
 STOP_PAIRS = 60
 """Stop strings of two characters in a request that has some: about one in 150 tokens ends the answer."""
@@ -192,7 +193,8 @@ class Agents:
         body = {"token_ids": given.prompt, "sampling_params": sampling, "stream": stream}
         given.began_in = self._incarnation()
         began = time.monotonic()
-        while not await self._try(body, headers, given, patience):
+        longest = self._shape.give_up_seconds
+        while not await self._try(body, headers, given, longest if patience is None else patience):
             patience = None
             given.repeats += 1
             if time.monotonic() - began > self._shape.give_up_seconds:
@@ -203,7 +205,7 @@ class Agents:
         self.tokens += len(given.token_ids)
         self.turn_seconds.append(time.monotonic() - began)
 
-    async def _try(self, body: Any, headers: dict[str, str], given: Given, patience: float | None) -> bool:
+    async def _try(self, body: Any, headers: dict[str, str], given: Given, patience: float) -> bool:
         """Whether the whole answer came."""
         incarnation, partial = self._incarnation(), list[int]()
         try:
@@ -262,9 +264,10 @@ class Agents:
         repeats = 0
         deadline = time.monotonic() + self._shape.give_up_seconds
         while time.monotonic() < deadline:
-            with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):
+            with contextlib.suppress(aiohttp.ClientError, OSError, ValueError, TimeoutError):
                 call = self._session.get if body is None else self._session.post
-                more = {} if body is None else {"json": body}
+                more: dict[str, Any] = {} if body is None else {"json": body}
+                more["timeout"] = aiohttp.ClientTimeout(total=_CALL_SECONDS)
                 async with call(self._url + path, **more) as response:
                     text = await response.text()
                     if response.status == HTTPStatus.OK:
