@@ -55,6 +55,8 @@ class Worker:
     """Turns that have their place here and begin at once."""
     prefill_tokens: int = 0
     """Prompt tokens sent to it that have not produced a token yet."""
+    reserved_tokens: int = 0
+    """Prompt tokens that are sent to it at once."""
     weight_version: int | None = None
     wanted_version: int | None = None
     ejected: bool = False

@@ -33,6 +33,20 @@ class Place:
     route: Route
     weights: Accepted
     worker: Worker
+    prefill: Worker | None
+    prompt_tokens: int
+
+    def reserve(self) -> None:
+        """Keep it."""
+        self.worker.reserved += 1
+        if self.prefill is not None:
+            self.prefill.reserved_tokens += self.prompt_tokens
+
+    def release(self) -> None:
+        """It is taken, or given back."""
+        self.worker.reserved -= 1
+        if self.prefill is not None:
+            self.prefill.reserved_tokens -= self.prompt_tokens
 
 
 class Places:
@@ -47,6 +61,7 @@ class Places:
         clock: Callable[[], float],
         queue_seconds: float,
         worker_turns: int,
+        prefill_queue_tokens: int,
         local_append_tokens: Callable[[], int],
         staleness: Callable[[], Staleness],
     ) -> None:
@@ -56,6 +71,7 @@ class Places:
         self._clock = clock
         self._queue_seconds = queue_seconds
         self._worker_turns = worker_turns
+        self._prefill_queue_tokens = prefill_queue_tokens
         self._local_append_tokens = local_append_tokens
         self._staleness = staleness
         self._waiting: Waiting[Place] = Waiting()
@@ -75,7 +91,7 @@ class Places:
         """
         group = trajectory.group or trajectory.id
         found = await self._find(group, trajectory, turn, excluded)
-        found.worker.reserved -= 1
+        found.release()
         try:
             yield found.route, found.weights
         finally:
@@ -86,7 +102,9 @@ class Places:
             return self._take(trajectory, turn, excluded)
 
         with self._tally.queued():
-            found = take() if self._waiting.empty else None
+            # What those before it can use they have by now: what is free is for whoever comes.
+            self._waiting.dispatch()
+            found = take()
             if found is not None:
                 self._waiting.began(group)
                 return found
@@ -97,7 +115,7 @@ class Places:
             except BaseException:
                 self._waiting.remove(waiter)
                 if waiter.place.done() and waiter.place.exception() is None:
-                    waiter.place.result().worker.reserved -= 1
+                    waiter.place.result().release()
                     self._waiting.ended(group)
                 raise
             return waiter.place.result()
@@ -105,7 +123,6 @@ class Places:
     async def _wait(self, waiter: Waiter[Place], turn: Turn) -> None:
         """Until it has its place or an error."""
         deadline = self._clock() + self._queue_seconds
-        self._waiting.dispatch()
         while not waiter.place.done():
             left = deadline - self._clock()
             if left <= 0:
@@ -114,7 +131,7 @@ class Places:
             if self._clock() - self._looked_at > _LOOK_SECONDS / 2:
                 # One look is enough for all who wait.
                 self._looked_at = self._clock()
-                self._waiting.dispatch()
+                self._waiting.dispatch(None)
 
     def _take(self, trajectory: Trajectory, turn: Turn, excluded: frozenset[str]) -> Place | None:
         weights = self._accepted(trajectory, turn)
@@ -123,17 +140,28 @@ class Places:
         route = self._choose(self._ask(trajectory, turn, excluded, weights))
         if route is None:
             return None
-        worker = self._fleet.workers[route.worker]
-        worker.reserved += 1
-        return Place(route, weights, worker)
+        workers = self._fleet.workers
+        prefill = workers[route.prefill] if route.prefill is not None else None
+        found = Place(route, weights, workers[route.worker], prefill, len(turn.prompt) + len(turn.token_ids))
+        found.reserve()
+        return found
+
+    def prefilled(self) -> None:
+        """A prefill worker has room again."""
+        self._waiting.dispatch()
+
+    def _full(self, worker: Worker) -> bool:
+        # Whoever only prefills is as busy as the prompts that it has; anybody else has room for so many turns.
+        if worker.facts.role is Role.PREFILL and worker.prefill_tokens + worker.reserved_tokens:
+            return worker.prefill_tokens + worker.reserved_tokens >= self._prefill_queue_tokens
+        return worker.in_flight + worker.reserved >= self._worker_turns
 
     def _choose(self, ask: Ask) -> Route | None:
         candidates = self._fleet.candidates()
-        full = {uid for uid, one in self._fleet.workers.items() if one.in_flight + one.reserved >= self._worker_turns}
+        full = {uid for uid, one in self._fleet.workers.items() if self._full(one)}
         if not full:
             return choose(candidates, ask)
-        # Prefill workers are a queue in themselves; only who generates is ever full.
-        free = [one for one in candidates if one.uid not in full or one.role is Role.PREFILL]
+        free = [one for one in candidates if one.uid not in full]
         route = choose(free, ask)
         if route is not None and route.kind is RouteKind.DEGRADED:
             whole = choose(candidates, ask)

@@ -22,6 +22,7 @@
 | PEARL_MAX_EVAL_TURNS         | of class `eval`: they have a quota of their own                      | 256 |
 | PEARL_MAX_KEPT_TOKENS        | tokens of live trajectories before new ones are refused (about 70 B each) | 134217728 |
 | PEARL_WORKER_TURNS           | turns on one worker before others wait here, fairly by group         | 1024 |
+| PEARL_PREFILL_QUEUE_TOKENS   | prompt tokens queued at a prefill worker before others wait here     | 32768 |
 | PEARL_CLIENT_STALL_SECONDS   | a client that takes nothing for so long is cut off                   | 60 |
 | PEARL_MAX_BODY_BYTES         | longest body of a request                                            | 33554432 |
 | PEARL_BODY_SECONDS           | longest time for a client to send one                                | 60 |
@@ -70,6 +71,7 @@ class Limits:
     max_eval_turns: int = 256
     max_kept_tokens: int = 128 << 20
     worker_turns: int = 1024
+    prefill_queue_tokens: int = 32768
     client_stall_seconds: float = 60.0
     max_model_len: int = 32768
     max_body_bytes: int = 32 << 20
@@ -159,6 +161,7 @@ def _read_limits(environment: Mapping[str, str]) -> Limits:
         max_eval_turns=int(_number(environment, "PEARL_MAX_EVAL_TURNS", 256)),
         max_kept_tokens=int(_number(environment, "PEARL_MAX_KEPT_TOKENS", 128 << 20)),
         worker_turns=max(1, int(_number(environment, "PEARL_WORKER_TURNS", 1024))),
+        prefill_queue_tokens=max(1, int(_number(environment, "PEARL_PREFILL_QUEUE_TOKENS", 32768))),
         client_stall_seconds=_number(environment, "PEARL_CLIENT_STALL_SECONDS", 60),
         max_model_len=int(_number(environment, "PEARL_MAX_MODEL_LEN", 32768)),
         max_body_bytes=int(_number(environment, "PEARL_MAX_BODY_BYTES", 32 << 20)),

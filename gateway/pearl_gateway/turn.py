@@ -85,6 +85,7 @@ class Runner:
             clock=clock,
             queue_seconds=limits.queue_seconds,
             worker_turns=limits.worker_turns,
+            prefill_queue_tokens=limits.prefill_queue_tokens,
             local_append_tokens=local_append_tokens,
             staleness=staleness,
         )
@@ -217,6 +218,7 @@ class Runner:
                     raise
                 raise EngineUnreachableError("a worker of the pair is gone") from None
         self._fleet.served(prefill)
+        self._places.prefilled()
         draft.called = draft.worker
         # The lease began when the engine was done, however long its answer was on the way.
         draft.handed_at = self._clock() if done.seconds is None else min(self._clock(), sent_at + done.seconds)

@@ -46,11 +46,6 @@ class Waiting(Generic[P]):
         self._running: Counter[str] = Counter()
         self._numbers = 0
 
-    @property
-    def empty(self) -> bool:
-        """Nobody waits."""
-        return not self._queues
-
     def began(self, group: str) -> None:
         """A turn of the group runs; its end is told by `ended`."""
         self._running[group] += 1
@@ -73,10 +68,14 @@ class Waiting(Generic[P]):
         heapq.heapify(queue)
         self._keep(waiter.group, queue)
 
-    def dispatch(self) -> None:
-        """Give what is free to those whose turn it is; they count as running from now on."""
+    def dispatch(self, most_tries: int | None = _MOST_TRIES) -> None:
+        """Give what is free to those whose turn it is; they count as running from now on.
+
+        Args:
+            most_tries: Groups that may have no use for it before the rest is not asked; None = everybody is asked.
+        """
         refused: set[str] = set()
-        while len(refused) < _MOST_TRIES:
+        while most_tries is None or len(refused) < most_tries:
             left = [group for group in self._queues if group not in refused]
             if not left:
                 return

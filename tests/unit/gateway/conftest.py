@@ -78,6 +78,8 @@ class FakeEngine:
     gate_closed: bool = False
     deaf: bool = False
     """Waits for KV of other engines that never arrives."""
+    slow: asyncio.Event | None = None
+    """Answers that are not streamed wait for it."""
     experts: str | None = None
     hang_up: int = 0
     """Break so many connections before any answer."""
@@ -152,6 +154,8 @@ class FakeEngine:
         return await (self._stream(request, body) if body.get("stream") else self._whole(body, kv))
 
     async def _whole(self, body: dict[str, Any], kv: dict[str, Any] | None) -> web.Response:
+        if self.slow is not None:
+            await self.slow.wait()
         params = None
         if kv and kv.get("do_remote_decode"):
             name = f"{self.name}-{len(self.requests)}"

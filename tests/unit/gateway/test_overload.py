@@ -81,6 +81,41 @@ async def test_never_more_turns_on_a_worker_than_it_has_room_for_and_stragglers_
     assert [one["token_ids"] for one in engine.requests[4:]] == [prompts["old"], prompts["new"]]
 
 
+async def test_prompts_wait_for_a_prefill_worker_in_the_gateway_where_stragglers_overtake(benches: Benches) -> None:
+    async with benches(Limits(**QUICK, prefill_queue_tokens=10), local_append_tokens=0) as bench:
+        prefill = await bench.engine(Role.PREFILL)
+        await bench.engine(Role.DECODE)
+        first = bench.tokens(await bench.generate([1, 2], 2, trajectory="old"))
+        prefill.slow = asyncio.Event()
+        running = asyncio.create_task(bench.generate(list(range(20)), 2, trajectory="long"))
+        await bench.until(lambda: len(prefill.requests) == 2)
+        prompts = {"new": [7, 8], "old": [1, 2, *first, 9]}
+        waiting = [asyncio.create_task(bench.generate(prompts[name], 2, trajectory=name)) for name in prompts]
+        await bench.until(lambda: bench.gateway.tally.turns_queued == 2)
+        prefill.slow.set()
+        await asyncio.gather(running, *waiting)
+        assert [one["token_ids"] for one in prefill.requests[2:]] == [prompts["old"], prompts["new"]]
+        assert (await bench.stats())["counters"]["degradedTurns"] == 0
+        assert [worker.reserved_tokens for worker in bench.gateway.fleet.workers.values()] == [0, 0]
+
+
+async def test_turns_that_wait_for_weights_hold_up_nobody_else(crowded: Bench) -> None:
+    await crowded.engine(version=1)
+    await crowded.generate([5], 1, trajectory="tells-its-version")
+    batch = {"step": 1, "groups": 30, "groupSize": 1, "minVersion": 2}
+    for at in range(30):
+        await crowded.generate([at], 1, trajectory=f"w{at}", headers={"X-Pearl-Step": "1"})
+    assert (await crowded.client.post("/v1/batches", json=batch)).status_code == 200
+    step = {"X-Pearl-Step": "1"}
+    waiting = [asyncio.create_task(crowded.generate([at, 9], 1, trajectory=f"w{at}", headers=step)) for at in range(30)]
+    await crowded.until(lambda: crowded.gateway.tally.turns_queued == 30)
+    async with asyncio.timeout(1):
+        assert (await crowded.generate([6], 1, trajectory="free", headers={"X-Pearl-Step": "7"})).status_code == 200
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_a_waiting_client_that_leaves_takes_no_place(crowded: Bench) -> None:
     engine = await crowded.engine(stall_after=1)
     running = [asyncio.create_task(crowded.generate([9, at], 3, trajectory=f"b{at}")) for at in range(2)]
