@@ -215,13 +215,19 @@ class Sessions:
                 trajectory.turns.pop(turn.number)
 
     def _start(self, trajectory: Trajectory, turn: Turn) -> None:
-        if turn.complete or turn.running:
+        former = turn.task if turn.running else None
+        if turn.complete or (former is not None and not former.cancelling()):
             return
         trajectory.idle_since = None
         turn.error, turn.settled = None, False
-        turn.task = asyncio.get_running_loop().create_task(self._run(trajectory, turn))
+        turn.task = asyncio.get_running_loop().create_task(self._run(trajectory, turn, former))
 
-    async def _run(self, trajectory: Trajectory, turn: Turn) -> None:
+    async def _run(self, trajectory: Trajectory, turn: Turn, former: asyncio.Task[None] | None) -> None:
+        if former is not None:
+            # Its last reader left and one came back before it had stopped: whoever goes on must be alone.
+            await asyncio.wait({former})
+            if turn.settled:
+                return
         evaluates = trajectory.traffic == "eval"
         self._tally.turns_in_flight += 1
         self._tally.eval_turns_in_flight += evaluates

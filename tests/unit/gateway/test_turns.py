@@ -344,3 +344,19 @@ async def test_kv_is_as_old_as_the_prefill_worker_says_however_late_its_answer_a
     assert bench.tokens(await bench.generate(prompt, 3)) == bench.continuation(prompt, 3)
     assert decode.fetched == 0
     assert (await bench.stats())["counters"]["handoffFailures"] == 1
+
+
+async def test_client_that_comes_back_while_its_turn_is_being_stopped_gets_the_answer(bench: Bench) -> None:
+    engine = await bench.engine(stall_after=2)
+    left = asyncio.create_task(bench.generate([8], 5))
+    await bench.until(lambda: bench.received("t1") == 2)
+    trajectory = bench.gateway.sessions.live["t1"]
+    turn = trajectory.turns[0]
+    assert turn.task is not None
+    turn.task.cancel()  # as for a last reader that left; it has had no chance to stop yet
+    engine.stall_after = None
+    bench.gateway.sessions._start(trajectory, turn)
+    async with asyncio.timeout(3):
+        assert (await bench.gateway.sessions.answer(turn)).token_ids == bench.continuation([8], 5)
+        assert bench.tokens(await left) == bench.continuation([8], 5)
+    assert trajectory.turns_done == 1
