@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pearl_gateway.trajectory import Trajectory, Turn
     from pearl_gateway.versions import Accepted
 
+_LONGEST_SALT = 128
+
 
 class Draft:
     """One call of a turn to a worker while it runs, and the piece of the answer that it brings."""
@@ -119,7 +121,10 @@ def salt_with_version(body: dict[str, Any], version: int | None) -> None:
 
     Where KV survives an update, a trajectory goes on with its own, and nobody else finds it under newer weights.
     """
-    body["cache_salt"] = f"{body.get('cache_salt', '')}/weights-{version}"
+    own = body.get("cache_salt")
+    salt = f"{own}-weights-{version}" if own else f"weights-{version}"
+    # vLLM takes no '/' and no '@' in it, and no more characters than this.
+    body["cache_salt"] = salt if len(salt) <= _LONGEST_SALT else hashlib.sha256(salt.encode()).hexdigest()
 
 
 def room(turn: Turn, max_model_len: int) -> int:

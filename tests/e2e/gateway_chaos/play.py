@@ -24,7 +24,7 @@ class Pace:
 
     away: float = 0.4
     """Of a worker that was drained, put to sleep or reclaimed."""
-    reclaim: float = 3.0
+    reclaim: float = 8.0
     partition: float = 0.6
     stall: float = 1.3
     """Of the gateway: longer than a lease."""
