@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pearl_simulator.emulator import asked, errors
 from pearl_simulator.emulator.answers import Answer, ChatAnswer, CompletionAnswer, TokensAnswer
 from pearl_simulator.emulator.config import VERSION
+from pearl_simulator.emulator.errors import ApiError
 from pearl_simulator.emulator.http import BrokenConnectionError, Request, unless_gone
 from pearl_simulator.emulator.sequence import Sequence
 
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
     from pearl_simulator.emulator.asked import Asked
     from pearl_simulator.emulator.engine import Engine
     from pearl_simulator.emulator.sequence import Delta
+
+
+_LONGEST_SALT = 128
+
+
+def _salt(given: Any) -> int:
+    """What keeps cached KV of such requests apart from others'."""
+    if not given:
+        return 0
+    if len(given) > _LONGEST_SALT or any(one in given for one in "@/\\\0"):
+        rule = "must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
+        raise ApiError(f"Parameter 'cache_salt' {rule} (parameter=cache_salt)", param="cache_salt")
+    return hash(given)
 
 
 class Generations:
@@ -72,7 +86,7 @@ class Generations:
 
     def _sequences(self, name: str, checked: Asked, form: type[Answer]) -> list[Sequence]:
         params = asked.kv_params(checked.body) if self._engine.config.kv_transfer else None
-        salt = hash(checked.body["cache_salt"]) if checked.body.get("cache_salt") else 0
+        salt = _salt(checked.body.get("cache_salt"))
         completion = form is CompletionAnswer
         samples = checked.sampling.samples
         return [

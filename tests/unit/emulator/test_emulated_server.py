@@ -151,3 +151,11 @@ def test_command_line_says_what_is_wrong(
 ) -> None:
     assert main(arguments) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("salt", ["/weights-1", "a@b", "a\\b", 129 * "s"])
+async def test_salts_that_vllm_refuses_are_refused(salt: str) -> None:
+    async with EmulatedEngine(EngineConfig()) as engine:
+        refused = await generate(engine, cache_salt=salt)
+        assert (refused.status_code, "'cache_salt' must be" in refused.text) == (400, True)
+        assert len(answer(await generate(engine, cache_salt="weights-1"))) == 5
