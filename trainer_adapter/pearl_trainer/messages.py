@@ -338,6 +338,8 @@ class Segment(Message):
     end: int
     reason: str
     prefill_worker: str | None = None
+    routed_experts: str | None = None
+    """Base64 of a `.npy` of (tokens - 1, layers, experts per token); None where the engine gives none."""
 
 
 @dataclass(frozen=True)

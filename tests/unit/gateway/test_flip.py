@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from pearl_api.names import Role
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ async def agent(bench: Bench, name: str, stop: asyncio.Event) -> tuple[int, int]
     return turns, failures
 
 
+@pytest.mark.slow  # its limit is a time, which other programs on the machine lengthen
 async def test_flips_under_load_fail_nothing_and_reach_the_new_role_within_half_a_second(bench: Bench) -> None:
     engines = [await bench.engine(tokens_per_chunk=2, pause=0.001) for _ in range(4)]
     stop = asyncio.Event()
