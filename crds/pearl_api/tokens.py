@@ -16,6 +16,10 @@
 import hashlib
 import hmac
 import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from pearl_api.names import LABEL_LOAN
 
 KEY_BYTES = 32
 
@@ -44,6 +48,23 @@ def loan_token(key: str, namespace: str, loan: str, trainer_uid: str) -> str:
 def lender(namespace: str, loan: str | None, trainer_uid: str | None) -> str:
     """Names one loan of one trainer pod; the same for all of its borrower pods."""
     return f"{namespace}/{loan or ''}/{trainer_uid or ''}"
+
+
+def lender_of(metadata: Mapping[str, Any], home: str | None = None) -> str | None:
+    """Whose loan the tokens of a worker pod are limited to; None of the rollout's own workers.
+
+    `home`: the rollout's namespace; None = the pod's. Elsewhere no pod is shown the tokens of the rollout's own
+    workers, whatever its labels are.
+    """
+    namespace, loan = metadata.get("namespace", ""), (metadata.get("labels") or {}).get(LABEL_LOAN)
+    if loan is None and home in (None, namespace):
+        return None
+    return lender(namespace, loan, controller_uid(metadata))
+
+
+def controller_uid(metadata: Mapping[str, Any]) -> str | None:
+    """UID of what controls an object; of a borrower pod its trainer's."""
+    return next((one.get("uid") for one in metadata.get("ownerReferences") or [] if one.get("controller")), None)
 
 
 def of_borrower(token: str, lender_: str | None) -> str:

@@ -262,7 +262,9 @@ class Fleet:
 
     def worker_token(self, pod: Object, purpose: str) -> str:
         """What opens one worker's `agent` or `engine`; a borrower's is limited to its loan."""
-        return tokens.of_borrower(self.secret(names.worker_secret(self.name))[purpose], lender_of(pod))
+        return tokens.of_borrower(
+            self.secret(names.worker_secret(self.name))[purpose], tokens.lender_of(pod["metadata"])
+        )
 
     def generate_on(self, pod: Object, token_ids: Sequence[int], max_tokens: int) -> Turn:
         """The same straight on one worker's engine: the undisturbed reference."""
@@ -278,14 +280,6 @@ class Fleet:
         url = f"http://{pod['status']['podIP']}:{names.PORT_AGENT}/v1/state"
         answer = self.http.get(url, headers={"Authorization": f"Bearer {token}"})
         return WorkerState.model_validate(_checked(answer))
-
-
-def lender_of(pod: Object) -> str | None:
-    """Whose loan the tokens of a borrower pod are limited to; None of any other pod."""
-    meta = pod["metadata"]
-    loan = (meta.get("labels") or {}).get(names.LABEL_LOAN)
-    owner = next((one["uid"] for one in meta.get("ownerReferences") or [] if one.get("controller")), None)
-    return tokens.lender(meta["namespace"], loan, owner) if loan else None
 
 
 def generate_body(token_ids: Sequence[int], max_tokens: int) -> Object:

@@ -19,7 +19,6 @@ from pearl_api.names import (
     GROUP,
     LABEL_ACTIVITY,
     LABEL_COMPONENT,
-    LABEL_LOAN,
     LABEL_ROLE,
     LABEL_ROLE_EPOCH,
     LABEL_ROLLOUT,
@@ -165,16 +164,8 @@ def pod_facts(pod: Mapping[str, Any], home: str | None = None) -> WorkerFacts:
         activity=activity,
         ready=ready,
         borrowed=labels.get(LABEL_ZONE) == Zone.BORROWED,
-        lender=_lender(metadata, labels.get(LABEL_LOAN), home),
+        lender=tokens.lender_of(metadata, home),
     )
-
-
-def _lender(metadata: Mapping[str, Any], loan: str | None, home: str | None) -> str | None:
-    namespace = metadata.get("namespace", "")
-    if loan is None and home in (None, namespace):
-        return None
-    owner = next((one["uid"] for one in metadata.get("ownerReferences") or [] if one.get("controller")), None)
-    return tokens.lender(namespace, loan, owner)
 
 
 def _known(kind: type[E], value: Any, default: E) -> E:

@@ -163,24 +163,12 @@ def _activity_since(meta: Mapping[str, Any]) -> float | None:
     return max((time for time in times if time is not None), default=None)
 
 
-def _owner_uid(meta: Mapping[str, Any]) -> str | None:
-    return next((ref.get("uid") for ref in meta.get("ownerReferences") or [] if ref.get("controller")), None)
-
-
 def _waiting(statuses: list[Mapping[str, Any]]) -> str | None:
     for each in statuses:
         waiting = (each.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return _sentence(waiting)
     return None
-
-
-def _address(meta: Mapping[str, Any], status: Mapping[str, Any], rollout: RolloutKey) -> PodAddress:
-    """Outside the rollout's namespace nobody is shown the tokens of its own workers, whatever the labels are."""
-    namespace, loan = meta["namespace"], (meta.get("labels") or {}).get(names.LABEL_LOAN)
-    borrowed = loan is not None or namespace != rollout.namespace
-    lender = tokens.lender(namespace, loan, _owner_uid(meta)) if borrowed else None
-    return PodAddress(namespace, meta["name"], meta["uid"], status.get("podIP") or None, lender)
 
 
 def pod_fact(body: Object) -> PodFact | None:
@@ -196,7 +184,13 @@ def pod_fact(body: Object) -> PodFact | None:
     ready, scheduled = _condition(status, "Ready"), _condition(status, "PodScheduled")
     disruption = _condition(status, "DisruptionTarget")
     return PodFact(
-        address=_address(meta, status, rollout),
+        address=PodAddress(
+            meta["namespace"],
+            meta["name"],
+            meta["uid"],
+            status.get("podIP") or None,
+            tokens.lender_of(meta, rollout.namespace),
+        ),
         resource_version=meta.get("resourceVersion", ""),
         rollout=rollout,
         component=component,
@@ -210,7 +204,7 @@ def pod_fact(body: Object) -> PodFact | None:
         shape=labels.get(names.LABEL_SHAPE),
         loan=labels.get(names.LABEL_LOAN),
         group=labels.get(names.LABEL_GROUP),
-        owner_uid=_owner_uid(meta),
+        owner_uid=tokens.controller_uid(meta),
         node=spec.get("nodeName"),
         phase=status.get("phase") or "Pending",
         running=any("running" in (each.get("state") or {}) for each in containers),

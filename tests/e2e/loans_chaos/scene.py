@@ -19,7 +19,7 @@ from loans_chaos.load import Load
 from loans_chaos.watch import Watch
 from pearl_api import names, tokens
 from pearl_api.wire.worker import WorkerState
-from pearl_dev.fleet import lender_of, wait_for
+from pearl_dev.fleet import wait_for
 from pearl_dev.product import NAMESPACE
 from pearl_trainer.weights import publish
 
@@ -178,7 +178,7 @@ class Scene:
         """What the borrower's agent says; None where it says nothing."""
         url = f"http://{self.address('borrower')}:{names.PORT_AGENT}/v1/state"
         try:
-            token = tokens.of_borrower(self._agent_token, lender_of(self.pods["borrower"]))
+            token = tokens.of_borrower(self._agent_token, tokens.lender_of(self.pods["borrower"]["metadata"]))
             answer = self._http.get(url, headers={"Authorization": f"Bearer {token}"})
         except httpx.HTTPError:
             return None
