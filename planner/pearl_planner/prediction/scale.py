@@ -17,8 +17,10 @@ from pearl_planner.types import Role
 from pearl_planner.workload.profile import Profile
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pearl_planner.engine.model import EngineTable
-    from pearl_planner.types import Memory, Policy, Snapshot, WorkerMetrics
+    from pearl_planner.types import Memory, Policy, Snapshot
 
 SCALE_LIMITS = (0.05, 20.0)
 WEIGHT = 0.1
@@ -75,8 +77,9 @@ def _decode_scale(memory: Memory, seen: float) -> float:
     than it is one looks while it works off prompts of its old role, or prefills since nobody else has its weights.
     """
     thought = step_scale(memory)
-    first = memory.decode_scale is None and (thought is None or seen <= thought)
-    return _mixed(None, seen) if first or thought is None else _mixed(thought, min(seen, MOST_SLOWER * thought))
+    if thought is None or (memory.decode_scale is None and seen <= thought):
+        return _mixed(None, seen)
+    return _mixed(thought, min(seen, MOST_SLOWER * thought))
 
 
 def step_scale(memory: Memory) -> float | None:
@@ -112,26 +115,32 @@ def corrected(table: EngineTable, memory: Memory) -> EngineTable:
 
 def _engines(snapshot: Snapshot, policy: Policy) -> list[tuple[Role, _Seen]]:
     profile = snapshot.profile or Profile()
-    context = profile.context.known_mean() or 0.0
+    context, missed = profile.context.known_mean() or 0.0, profile.missed_tokens()
+    new = max(profile.appended.mean + max(missed.get("colocated", 0.0), 0.0), 1.0)
+    prefill = chunk_seconds(policy.table, new, max(context - new, 0.0))
+    local_share = _local_share(profile, snapshot.memory, missed)
     found: list[tuple[Role, _Seen]] = []
     for worker in snapshot.workers:
         metrics = snapshot.measurements.engines.get(worker.uid)
         if metrics is None or worker.role is Role.PREFILL:
             continue
-        share = 1.0 if worker.role is Role.COLOCATED else _local_share(profile, snapshot.memory)
-        seen = _seen(metrics, policy.table, profile, context, share)
-        if seen is not None:
-            found.append((worker.role, seen))
+        running = known(metrics.running, low=MIN_RUNNING, high=1e5)
+        between = known(metrics.inter_token_seconds, low=1e-7, high=1e4)
+        if running is None or between is None:
+            continue
+        share = 1.0 if worker.role is Role.COLOCATED else local_share
+        step = decode_seconds(policy.table, running, context) / between
+        prefills = share * _turns_per_second(running, between, profile)
+        found.append((worker.role, _Seen(step, prefills, prefill if prefills > 0 else 0.0)))
     return found
 
 
-def _local_share(profile: Profile, memory: Memory) -> float:
+def _local_share(profile: Profile, memory: Memory, missed: Mapping[str, float]) -> float:
     """Share of turns that decode workers prefill themselves: what the threshold says, or what was seen if that is more.
 
     Without a prefill worker of its weights a decode worker prefills everything, whatever the threshold is.
     """
     total = sum(profile.appended_bins)
-    missed = profile.missed_tokens()
     least = max(0.0, missed.get("local", min(missed.values(), default=0.0)))
     below = (memory.local_append_tokens or 0) - least
     told = sum(n for k, n in enumerate(profile.appended_bins) if 2 ** (k + 1) <= below)
@@ -139,21 +148,10 @@ def _local_share(profile: Profile, memory: Memory) -> float:
     return max(told / total if total > 0 else 0.0, local / (local + away) if local > 0 else 0.0)
 
 
-def _seen(
-    metrics: WorkerMetrics, table: EngineTable, profile: Profile, context_tokens: float, prefilled_share: float
-) -> _Seen | None:
-    running = known(metrics.running, low=MIN_RUNNING, high=1e5)
-    between = known(metrics.inter_token_seconds, low=1e-7, high=1e4)
-    if running is None or between is None:
-        return None
-    step = decode_seconds(table, running, context_tokens)
+def _turns_per_second(running: float, between: float, profile: Profile) -> float:
+    """n/τ tokens per second, r of them a turn; of sequences at any time. 0 while nobody knows how long answers are."""
     generated = profile.generated.known_mean()
-    if not generated or prefilled_share <= 0:
-        return _Seen(step / between, 0.0, 0.0)
-    missed = max(profile.missed_tokens().get("colocated", 0.0), 0.0)
-    new = max(profile.appended.mean + missed, 1.0)
-    prefills = prefilled_share * _at_any_time(running) / between / generated  # n/τ tokens per second, r of them a turn
-    return _Seen(step / between, prefills, chunk_seconds(table, new, max(context_tokens - new, 0.0)))
+    return _at_any_time(running) / between / generated if generated else 0.0
 
 
 def _at_any_time(running: float) -> float:
