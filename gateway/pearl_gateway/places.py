@@ -177,13 +177,15 @@ class Places:
                 f"evaluation {trajectory.id!r} began with weights {pinned}, which no worker has any more: start anew"
             )
             raise GatewayError(HTTPStatus.CONFLICT, "VersionGone", message)
+        return self._within_staleness(turn)
+
+    def _within_staleness(self, turn: Turn) -> Accepted | None:
         newest, rule = self._fleet.published_version(), self._staleness()
         return accepted(self._fleet.loaded(), newest, rule, turn.min_version)
 
     def _nobody(self, turn: Turn) -> GatewayError:
         waited = f"within {self._queue_seconds:.0f} s"
-        newest, rule = self._fleet.published_version(), self._staleness()
-        weights = accepted(self._fleet.loaded(), newest, rule, turn.min_version)
+        weights = self._within_staleness(turn)
         if weights is None:
             return try_later("NoWorker", f"turns on older weights did not end {waited}", 5.0)
         if weights.least and self._fleet.candidates():

@@ -147,7 +147,7 @@ class Sources:
         told = self._told.get(pod.address.uid)
         if versions is None or told is None or told.versions != versions:
             return True
-        return self.clock.monotonic() - self._told_at(pod) >= _BORROWER_EVERY_SECONDS
+        return self.clock.monotonic() - told.at >= _BORROWER_EVERY_SECONDS
 
     def _told_at(self, pod: PodFact) -> float:
         told = self._told.get(pod.address.uid)
