@@ -64,6 +64,8 @@ def error_response(error: GatewayError) -> Response:
     headers = {}
     if error.retry_after_seconds is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_seconds)))
+    if error.status == HTTPStatus.REQUEST_TIMEOUT:
+        headers["Connection"] = "close"
     return json_response(openai_error(error), error.status, headers)
 
 

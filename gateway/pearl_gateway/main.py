@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import sys
 import time
 import uuid
@@ -23,6 +22,7 @@ import uvicorn
 from pearl_api.names import PORT_GATEWAY
 from pearl_gateway.app import create_app
 from pearl_gateway.cluster import PodMembership, RolloutWatch
+from pearl_gateway.connections import allow_open_files, listener, server_config
 from pearl_gateway.gateway import Gateway
 from pearl_gateway.membership import FileMembership
 from pearl_gateway.settings import Settings, read_settings
@@ -38,8 +38,6 @@ _GRACE_SECONDS = 5
 _IDLE_SECONDS = 2.0
 """Idle connections are closed before engines do it (uvicorn, after 5 s): a request that meets the closing end of one
 would look like a dead engine."""
-_CLIENT_IDLE_SECONDS = 75
-"""The same from the other side: clients close their idle connections first."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -116,17 +114,6 @@ async def _dismiss(gateway: Gateway, server: uvicorn.Server) -> None:
     await asyncio.sleep(2 * _GRACE_SECONDS)
 
 
-def listener(config: uvicorn.Config, stall_seconds: float) -> socket.socket:
-    """The socket that the gateway listens on.
-
-    The kernel cuts off clients that take nothing for `stall_seconds`: each would keep its answer in memory for good.
-    """
-    made = config.bind_socket()
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(1000 * stall_seconds)))
-    return made
-
-
 async def serve(settings: Settings, *, workers: Path | None, host: str, port: int) -> None:
     """Run until a signal; a source or the poller that dies takes the process with it, so that it is restarted."""
     async with running_gateway(settings) as gateway:
@@ -138,14 +125,11 @@ async def serve(settings: Settings, *, workers: Path | None, host: str, port: in
             sources: list[Coroutine[Any, Any, None]] = [FileMembership(workers).run(gateway.fleet, known)]
         else:
             sources = await _cluster_sources(gateway)
-        config = uvicorn.Config(
+        config = server_config(
             create_app(gateway),
+            settings.limits,
             host=host,
             port=port,
-            http="httptools",
-            access_log=False,
-            timeout_keep_alive=_CLIENT_IDLE_SECONDS,
-            log_level="warning",
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         server = uvicorn.Server(config)
@@ -176,6 +160,7 @@ def main() -> int:
         return 2
     if options.workers is not None and "PEARL_STORAGE" not in os.environ:
         settings = replace(settings, storage=None)
+    allow_open_files()
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - optional, not on every platform
 

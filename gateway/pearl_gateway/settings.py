@@ -26,6 +26,10 @@
 | PEARL_CLIENT_STALL_SECONDS   | a client that takes nothing for so long is cut off                   | 60 |
 | PEARL_MAX_BODY_BYTES         | longest body of a request                                            | 33554432 |
 | PEARL_BODY_SECONDS           | longest time for a client to send one                                | 60 |
+| PEARL_HEAD_SECONDS           | longest time for a client to send the head of a request              | 30 |
+| PEARL_MAX_HEAD_BYTES         | longest head of a request                                            | 65536 |
+| PEARL_CLIENT_IDLE_SECONDS    | a connection without a request for so long is closed; above the clients' own | 75 |
+| PEARL_MAX_CLIENT_CONNECTIONS | open connections of one client address before new ones are refused   | 16384 |
 | PEARL_LOCAL_APPEND_TOKENS    | until the operator says otherwise, see status.routing                | 64 |
 | PEARL_MAX_STALENESS          | until the PearlRollout was read, see spec.weights.maxStaleness       | 1 |
 | PEARL_ON_UPDATE              | the same of spec.weights.onUpdate: Recompute, FinishTurn, KeepKV     | Recompute |
@@ -76,6 +80,10 @@ class Limits:
     max_model_len: int = 32768
     max_body_bytes: int = 32 << 20
     body_seconds: float = 60.0
+    head_seconds: float = 30.0
+    max_head_bytes: int = 65536
+    client_idle_seconds: float = 75.0
+    max_client_connections: int = 16384
 
     def __post_init__(self) -> None:
         if not 0 < self.kv_age_share < _LEASE_MARGIN:
@@ -166,6 +174,10 @@ def _read_limits(environment: Mapping[str, str]) -> Limits:
         max_model_len=int(_number(environment, "PEARL_MAX_MODEL_LEN", 32768)),
         max_body_bytes=int(_number(environment, "PEARL_MAX_BODY_BYTES", 32 << 20)),
         body_seconds=_number(environment, "PEARL_BODY_SECONDS", 60),
+        head_seconds=_number(environment, "PEARL_HEAD_SECONDS", 30),
+        max_head_bytes=int(_number(environment, "PEARL_MAX_HEAD_BYTES", 65536)),
+        client_idle_seconds=_number(environment, "PEARL_CLIENT_IDLE_SECONDS", 75),
+        max_client_connections=max(1, int(_number(environment, "PEARL_MAX_CLIENT_CONNECTIONS", 16384))),
     )
 
 

@@ -24,6 +24,7 @@ from ports import free_port
 
 from pearl_api.names import Activity, Role
 from pearl_gateway.app import create_app
+from pearl_gateway.connections import server_config
 from pearl_gateway.fleet import WorkerFacts
 from pearl_gateway.gateway import Gateway
 from pearl_gateway.settings import Limits, Settings, Tokens
@@ -247,7 +248,8 @@ class RealBench:
 @asynccontextmanager
 async def served(gateway: Gateway) -> AsyncIterator[str]:
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(create_app(gateway), host="127.0.0.1", port=port, log_level="warning"))
+    config = server_config(create_app(gateway), gateway.settings.limits, host="127.0.0.1", port=port)
+    server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 - uvicorn tells nobody
         await asyncio.sleep(0.01)

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from pearl_api.names import Activity, Role
 from pearl_gateway.app import create_app
+from pearl_gateway.connections import server_config
 from pearl_gateway.fleet import WorkerFacts
 from pearl_gateway.gateway import Gateway
 from pearl_gateway.settings import Limits, Settings, Tokens
@@ -301,6 +302,8 @@ class Bench:
         self.client = client
         self.engines: list[FakeEngine] = []
         self.kv: dict[str, list[int]] = {}
+        self.server: uvicorn.Server | None = None
+        """While `served`."""
 
     async def engine(self, role: Role = Role.COLOCATED, **switches: Any) -> FakeEngine:
         engine = await FakeEngine(kv=self.kv, name="abcdefgh"[len(self.engines)], **switches).start()
@@ -362,8 +365,8 @@ class Bench:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        config = uvicorn.Config(create_app(self.gateway), host="127.0.0.1", port=port, log_level="warning")
-        server = uvicorn.Server(config)
+        config = server_config(create_app(self.gateway), self.gateway.settings.limits, host="127.0.0.1", port=port)
+        self.server = server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve())
         await self.until(lambda: server.started)
         try:

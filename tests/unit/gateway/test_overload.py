@@ -14,7 +14,7 @@ from aiohttp import web
 
 from pearl_api.names import Role
 from pearl_gateway.app import create_app
-from pearl_gateway.main import listener
+from pearl_gateway.connections import listener, server_config
 from pearl_gateway.settings import Limits
 from pearl_gateway.storage import Storage
 
@@ -189,7 +189,7 @@ async def test_whoever_waits_when_the_process_ends_is_told_to_come_back(bench: B
 
 async def test_a_client_that_does_not_read_is_cut_off_and_others_are_served(bench: Bench) -> None:
     await bench.engine(tokens_per_chunk=200)
-    config = uvicorn.Config(create_app(bench.gateway), host="127.0.0.1", port=0, log_level="warning")
+    config = server_config(create_app(bench.gateway), Limits(**QUICK), host="127.0.0.1", port=0)
     server = uvicorn.Server(config)
     heard = listener(config, 0.3)
     heard.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
