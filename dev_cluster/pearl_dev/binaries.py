@@ -22,6 +22,7 @@ from pearl_dev.go_toolchain import toolchain
 from pearl_dev.packages import find, knows_cdi
 from pearl_dev.settings import SOURCE
 from pearl_dev.shell import run
+from pearl_worker.cache import drop_unused, used
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,8 +169,9 @@ def ensure(settings: Settings, progress: Progress) -> Binaries:
             go = toolchain(settings, progress)
             for module in absent:
                 _build_module(go, module, folders[module.folder], progress)
+                drop_unused(folders[module.folder], f"{module.folder}-*")
             go.drop_scratch()
-    return Binaries(tuple(folders.values()))
+    return Binaries(tuple(used(folder) for folder in folders.values()))
 
 
 def digest(module: Module) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pearl_dev.shell import run
+from pearl_worker.cache import drop_unused, used
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,10 +44,11 @@ def ensure(settings: Settings, binaries: Binaries, archives: Sequence[Path], pro
         key.update(archive.name.encode())
     target = settings.cache / "golden" / key.hexdigest()[:16]
     if target.is_dir():
-        return target
+        return used(target)
     parent = ensure(settings, binaries, archives[:-1], progress) if len(archives) > 1 else None
     with progress.step(f"Unpack image {archives[-1].stem}"):
         _unpack(binaries, parent, archives[-1], target)
+    drop_unused(target)
     return target
 
 

@@ -21,12 +21,16 @@ from pearl_dev.errors import ClusterError, CommandError
 from pearl_dev.packages import install, missing
 from pearl_dev.progress import Progress
 from pearl_dev.shell import run
+from pearl_worker.cache import drop_unused, used
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pearl_dev.settings import Settings
 
+KEPT_ARCHIVES = 2
+ARCHIVE_UNUSED_SECONDS = 3600.0
+"""Each commit may make an archive of hundreds of megabytes, which is of no use once it was loaded."""
 HOST_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")
 """Lent to the build read-only: with them package indexes answer as they do on the host."""
 
@@ -85,7 +89,8 @@ def build(settings: Settings, recipe: Recipe, progress: Progress | None = None) 
     if not target.exists():
         with shown.step(f"Build image {recipe.tag}"):
             Buildah(settings.cache / "buildah").build(recipe, base, target)
-    return target
+        drop_unused(target, f"{short}-*.tar", keep=KEPT_ARCHIVES, unused_seconds=ARCHIVE_UNUSED_SECONDS)
+    return used(target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,21 @@
-"""Directories that are made once, keyed by their content, and then shared and never changed."""
+"""Directories that are made once, keyed by their content, and then shared and never changed.
 
+The time of an entry is when it was last used. When one is made, its neighbours that nobody used for two weeks go: a
+machine that follows the project for months keeps no gigabytes of what it no longer builds.
+"""
+
+import contextlib
 import hashlib
 import os
 import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+UNUSED_SECONDS = 14 * 86400.0
 
 
 def digest(parts: Iterable[bytes]) -> str:
@@ -24,7 +32,7 @@ def ensure_directory(target: Path, fill: Callable[[Path], None]) -> Path:
     It appears by one rename, world-readable and complete or not at all; when two processes race, one result wins.
     """
     if target.is_dir():
-        return target
+        return used(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -36,7 +44,30 @@ def ensure_directory(target: Path, fill: Callable[[Path], None]) -> Path:
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+    drop_unused(target)
     return target
+
+
+def used(entry: Path) -> Path:
+    """Note that a cache entry was used now."""
+    with contextlib.suppress(OSError):  # a cache that only others may write
+        os.utime(entry)
+    return entry
+
+
+def drop_unused(entry: Path, pattern: str = "*", *, keep: int = 1, unused_seconds: float = UNUSED_SECONDS) -> None:
+    """Remove neighbours of `entry` that nobody used for long, except the `keep` last used of all."""
+    found = [(path.lstat().st_mtime, path) for path in used(entry).parent.glob(pattern) if not path.is_symlink()]
+    for at, path in sorted(found, reverse=True)[keep:]:
+        if path != entry and time.time() - at > unused_seconds:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def make_world_readable(root: Path) -> None:

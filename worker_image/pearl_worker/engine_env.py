@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pearl_worker.cache import digest, ensure_directory, say
+from pearl_worker.cache import digest, ensure_directory, say, used
 from pearl_worker.settings import cache_directory
 
 _RECIPE = b"1"
@@ -43,7 +43,7 @@ def ensure_engine_environment(root: Path, cache: Path) -> Path:
     key = digest([base_key.encode(), *sources])
     target = cache / "engine" / key
     if target.is_dir():
-        return target
+        return used(target)
     _check_machine()
     base = ensure_directory(cache / "engine" / f"base-{base_key}", lambda draft: _install(draft, requirements))
     return ensure_directory(target, lambda draft: _add_plugins(draft, base, plugins))

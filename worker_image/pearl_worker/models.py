@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pearl_worker.cache import digest, ensure_directory, say
+from pearl_worker.cache import digest, ensure_directory, say, used
 from pearl_worker.engine_env import ensure_engine_environment, find_uv
 from pearl_worker.settings import cache_directory
 
@@ -36,7 +36,7 @@ def ensure_model(name: str, root: Path, cache: Path) -> Path:
     key = digest([name.encode(), _RECIPES.read_bytes(), pins.read_bytes(), engine])
     target = cache / "models" / f"{name}-{key}"
     if target.is_dir():
-        return target
+        return used(target)
     python = ensure_engine_environment(root, cache) / "bin" / "python"
     say(f"model {name}: writing")
     if name in _TINY_SEEDS:
