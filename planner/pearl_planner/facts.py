@@ -5,7 +5,7 @@ An unknown number never shrinks the fleet: where a budget cannot be read, what i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 from pearl_planner.fleet.assign import stays
@@ -16,7 +16,18 @@ from pearl_planner.types import Reason, WorkerState, Zone
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pearl_planner.types import Batch, Budget, Loan, Measurements, Memory, Policy, Snapshot, Trainer, Worker
+    from pearl_planner.types import (
+        Batch,
+        Budget,
+        Loan,
+        Measurements,
+        Memory,
+        MixedSeen,
+        Policy,
+        Snapshot,
+        Trainer,
+        Worker,
+    )
 
 LENT = frozenset({"Granted", "Waking", "Serving"})
 """Phases of a loan in which its borrowers may serve."""
@@ -150,8 +161,8 @@ def _clean_trainer(trainer: Trainer) -> Trainer:
     )
 
 
-def _clean_seen(seen: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
-    return seen if seen is not None and all(known(one, high=1e9) is not None for one in seen) else None
+def _clean_seen(seen: MixedSeen | None) -> MixedSeen | None:
+    return seen if seen is not None and all(known(one, high=1e12) is not None for one in astuple(seen)) else None
 
 
 def _clean_memory(memory: Memory) -> Memory:
@@ -164,7 +175,7 @@ def _clean_memory(memory: Memory) -> Memory:
         wake_cost_seconds=known(memory.wake_cost_seconds, high=1e5),
         model_scale=known(memory.model_scale, low=1e-3, high=1e3),
         decode_scale=known(memory.decode_scale, low=1e-3, high=1e3),
-        colocated_seen=_clean_seen(memory.colocated_seen),
+        mixed_seen=_clean_seen(memory.mixed_seen),
         capacity_changed_at=known(memory.capacity_changed_at),
         elastic_gpus_seen=known_count(memory.elastic_gpus_seen),
         looked_at=known(memory.looked_at),

@@ -279,6 +279,19 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedSeen:
+    """What workers that also prefill showed: decaying averages over looks of x, p, x², x·p and p²."""
+
+    explained: float
+    """x: share of a worker's time that the table's steps and prefills explain."""
+    prefills: float
+    """p: prefills per second of a worker."""
+    explained_squared: float
+    explained_prefills: float
+    prefills_squared: float
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What the planner remembers between looks; lives in the status and survives restarts."""
 
@@ -296,9 +309,7 @@ class Memory:
     """Measured over predicted step time."""
     decode_scale: float | None = None
     """The same of workers that only decode; decaying average."""
-    colocated_seen: tuple[float, float, float] | None = None
-    """Of workers that also prefill: predicted over measured step time, prefills per second and predicted seconds of
-    one; decaying averages."""
+    mixed_seen: MixedSeen | None = None
     capacity_changed_at: float | None = None
     elastic_gpus_seen: int | None = None
     """Elastic GPUs, used and free, at the last look; a change of it starts the coalescing time."""

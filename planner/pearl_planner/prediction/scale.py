@@ -1,26 +1,27 @@
 """How far the engines are from their table: their steps (κ), and what prefill costs those who also decode (I).
 
 docs/models.md, "Correction". A worker that only decodes shows κ. One that also prefills shows both at once; which part
-is which is known once both kinds of workers were seen. Until then a part of the slowness is held to be interference:
-the other mode is given the benefit of the doubt once, and if it is tried the truth is known.
+is which is known as far as it prefilled more at some times than at others, and once both kinds of workers were seen.
+Until then a part of the slowness is held to be interference: the other mode is given the benefit of the doubt once,
+and if it is tried the truth is known.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 from pearl_planner.engine.model import chunk_seconds, decode_seconds, sane_table
 from pearl_planner.numbers import clamp, known, median
-from pearl_planner.types import Role
+from pearl_planner.types import MixedSeen, Role
 from pearl_planner.workload.profile import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pearl_planner.engine.model import EngineTable
-    from pearl_planner.types import Memory, Policy, Snapshot
+    from pearl_planner.types import Batch, Memory, Policy, Snapshot
 
 SCALE_LIMITS = (0.05, 20.0)
 WEIGHT = 0.1
@@ -34,6 +35,8 @@ MIXED_SECONDS = 30.0
 MOST_SLOWER = 1.5
 """Times of what was thought that one look at a worker that only decodes counts for at most."""
 SETTLING = 12
+DOUBT = 0.05
+"""Weight of what is thought of κ, beside the mean square of x that p does not explain."""
 LEAST_SHARE = 0.02
 """Interference that takes less of a worker's time is none."""
 
@@ -56,6 +59,8 @@ def learn_scale(snapshot: Snapshot, policy: Policy) -> Memory:
     changed = memory.last_change_at
     if changed is not None and snapshot.now - changed < MIXED_SECONDS:
         return memory  # averages over the last scrapes are still of other roles
+    if _in_step(snapshot.batch):
+        return memory
     decoding = _means([seen for role, seen in _engines(snapshot, policy) if role is Role.DECODE])
     mixed = _means([seen for role, seen in _engines(snapshot, policy) if role is Role.COLOCATED])
     if decoding is not None:
@@ -63,10 +68,7 @@ def learn_scale(snapshot: Snapshot, policy: Policy) -> Memory:
         alone = (1.0 - decoding.prefills * wrong) / (decoding.step_share + decoding.prefills * decoding.prefill_seconds)
         memory = replace(memory, decode_scale=_decode_scale(memory, max(alone, SCALE_LIMITS[0])))
     if mixed is not None:
-        old = memory.colocated_seen
-        new = (mixed.step_share, mixed.prefills, mixed.prefill_seconds)
-        kept = new if old is None else tuple(a + WEIGHT * (b - a) for a, b in zip(old, new, strict=True))
-        memory = replace(memory, colocated_seen=(_short(kept[0]), _short(kept[1]), _short(kept[2])))
+        memory = replace(memory, mixed_seen=_averaged(memory.mixed_seen, mixed))
     return replace(memory, model_scale=step_scale(memory))
 
 
@@ -82,40 +84,56 @@ def _decode_scale(memory: Memory, seen: float) -> float:
     return _mixed(thought, min(seen, MOST_SLOWER * thought))
 
 
+def _averaged(old: MixedSeen | None, one: _Seen) -> MixedSeen:
+    explained, prefills = one.step_share + one.prefills * one.prefill_seconds, one.prefills
+    new = MixedSeen(explained, prefills, explained**2, explained * prefills, prefills**2)
+    if old is None:
+        return new
+    pairs = zip(astuple(old), astuple(new), strict=True)
+    return MixedSeen(*(_short(before + WEIGHT * (now - before)) for before, now in pairs))
+
+
 def step_scale(memory: Memory) -> float | None:
-    """κ: from workers that only decode; else what is left of the slowness of others; None = nothing seen."""
+    """κ: from workers that only decode, else from others at times of many and of few prefills; None = nothing seen.
+
+    The least squares of `1 = κ·x + I·p` over looks (x: share of the time that the table explains, p: prefills per
+    second), held to what is thought where p does not vary.
+    """
     if memory.decode_scale is not None:
         return memory.decode_scale
-    if memory.colocated_seen is None:
+    seen = memory.mixed_seen
+    if seen is None:
         return memory.model_scale
-    share, prefills, seconds = memory.colocated_seen
-    whole = clamp(1.0 / max(share + prefills * seconds, 1e-9), *SCALE_LIMITS)
-    if prefills <= 0 or whole <= TABLE_ERROR:
+    whole = clamp(1.0 / max(seen.explained, 1e-9), *SCALE_LIMITS)
+    if seen.prefills_squared <= 0:
         return whole
-    return max(TABLE_ERROR, whole / MOST_INTERFERENCE)
+    thought = whole if whole <= TABLE_ERROR else max(TABLE_ERROR, whole / MOST_INTERFERENCE)
+    slope = seen.explained_prefills / seen.prefills_squared
+    told = max(seen.explained_squared - slope * seen.explained_prefills, 0.0)
+    fitted = (seen.explained - slope * seen.prefills + DOUBT * thought) / (told + DOUBT)
+    return clamp(fitted, SCALE_LIMITS[0], whole)
 
 
 def interference_seconds(memory: Memory) -> float:
-    """I = (1 − κ·t(n)/τ)/prefills − κ·chunk: time of a worker that neither steps nor prefills explain."""
-    scale = step_scale(memory)
-    if memory.colocated_seen is None or scale is None:
+    """I of the same least squares with κ given: time of a worker that neither steps nor prefills explain."""
+    scale, seen = step_scale(memory), memory.mixed_seen
+    if seen is None or scale is None or seen.prefills_squared <= 0:
         return 0.0
-    share, prefills, seconds = memory.colocated_seen
-    left = 1.0 - scale * (share + prefills * seconds)
-    return left / prefills if prefills > 0 and left > LEAST_SHARE else 0.0
+    seconds = (seen.prefills - scale * seen.explained_prefills) / seen.prefills_squared
+    return seconds if seconds * seen.prefills > LEAST_SHARE else 0.0
 
 
 def corrected(table: EngineTable, memory: Memory) -> EngineTable:
     """The table as the engines turned out to be."""
     scaled = table.scaled(memory.model_scale or 1.0)
-    if memory.colocated_seen is None:
+    if memory.mixed_seen is None:
         return scaled
     return replace(scaled, interference_seconds=interference_seconds(memory))
 
 
 def _engines(snapshot: Snapshot, policy: Policy) -> list[tuple[Role, _Seen]]:
     profile = snapshot.profile or Profile()
-    context, missed = profile.context.known_mean() or 0.0, profile.missed_tokens()
+    context, missed = _context(snapshot, profile), profile.missed_tokens()
     new = max(profile.appended.mean + max(missed.get("colocated", 0.0), 0.0), 1.0)
     prefill = chunk_seconds(policy.table, new, max(context - new, 0.0))
     local_share = _local_share(profile, snapshot.memory, missed)
@@ -133,6 +151,27 @@ def _engines(snapshot: Snapshot, policy: Policy) -> list[tuple[Role, _Seen]]:
         prefills = share * _turns_per_second(running, between, profile)
         found.append((worker.role, _Seen(step, prefills, prefill if prefills > 0 else 0.0)))
     return found
+
+
+def _in_step(batch: Batch | None) -> bool:
+    """Whether most trajectories of the batch are in their first turn: all prefilled at once, and nobody does now."""
+    if batch is None:
+        return False
+    first = sum(1 for one in batch.unfinished if one.turns_done == 0)
+    return first > (len(batch.unfinished) + batch.finished) / 2
+
+
+def _context(snapshot: Snapshot, profile: Profile) -> float:
+    """Mean tokens of a sequence that is in an engine now, in the middle of its answer; else of the mean turn.
+
+    A batch begins with short contexts and ends with long ones, and steps take that much less or more time.
+    """
+    running = (
+        [one.context_tokens for one in snapshot.batch.unfinished if one.idle_seconds is None] if snapshot.batch else []
+    )
+    if not running:
+        return profile.context.known_mean() or 0.0
+    return sum(running) / len(running) + (profile.generated.known_mean() or 0.0) / 2
 
 
 def _local_share(profile: Profile, memory: Memory, missed: Mapping[str, float]) -> float:

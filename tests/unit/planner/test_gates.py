@@ -250,6 +250,44 @@ def test_without_decoding_alone_slowness_beyond_a_tables_error_may_be_interferen
     assert step_scale(wrong) == pytest.approx(10.0)
 
 
+def test_times_of_few_prefills_tell_slow_steps_from_interference() -> None:
+    # The table is right, and each prefill takes 0.5 s more than it should. In the tail of a batch one sequence runs,
+    # of 12,000 tokens: it is hardly ever met by a prefill, so that a fleet that never decoded alone knows κ too.
+    one = fleet()
+    busy = metrics(4.0, 0.046 + 3.9207 / 120.0 * (0.1 + 0.5))
+    for _ in range(12):
+        one.memory = learned(one, Role.COLOCATED, busy)
+    assert step_scale(one.memory) == pytest.approx(1.15, abs=0.01)
+    for _ in range(12):
+        one.memory = learned(one, Role.COLOCATED, metrics(1.0, 0.034 + 0.7968 / 120.0 * 0.01))
+    assert step_scale(one.memory) == pytest.approx(1.0, abs=0.04)
+    assert interference_seconds(one.memory) == pytest.approx(0.5, rel=0.1)
+
+
+def open_batch(*unfinished: Trajectory, finished: int = 0) -> Batch:
+    count = len(unfinished) + finished
+    return Batch(1, 1, count, 1, 0, count, finished, 60.0, unfinished)
+
+
+def test_steps_are_compared_with_the_table_for_the_contexts_that_run_now() -> None:
+    # 240 tokens in context at the mean turn; now 4 sequences of 4,000 and half an answer of 120: 1 ms each per 1,000.
+    one = fleet()
+    one.policy = replace(one.policy, table=replace(one.policy.table, decode_per_context_token_seconds=1e-6))
+    one.batch = open_batch(*(Trajectory("g", 3, 4000) for _ in range(4)), Trajectory("g", 3, 9000, idle_seconds=1.0))
+    one.memory = learned(one, Role.DECODE, metrics(4.0, 0.046 + 4 * 4060 * 1e-6))
+    assert step_scale(one.memory) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_nothing_is_learned_while_most_of_a_batch_are_in_their_first_turn() -> None:
+    # All prefilled at once and now nobody does, so that a worker which also prefills looks faster than it is.
+    one = fleet()
+    first, later = Trajectory("g", 0, 100), Trajectory("g", 1, 300)
+    one.batch = open_batch(first, first, first, later)
+    assert learned(one, Role.COLOCATED, metrics(4.0, 0.046)).mixed_seen is None
+    one.batch = open_batch(first, first, later, finished=2)
+    assert learned(one, Role.COLOCATED, metrics(4.0, 0.046)).mixed_seen is not None
+
+
 def test_the_grid_keeps_small_counts_and_moves_others_by_no_more_than_its_width() -> None:
     assert [coarse_count(count) for count in (1, 7, 32)] == [1, 7, 32]
     assert coarse_count(1000) == pytest.approx(1000, rel=0.03)
