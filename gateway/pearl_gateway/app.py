@@ -102,8 +102,7 @@ def _guarded(handler: Any, tokens: tuple[str | None, ...]) -> Any:
         except GatewayError as error:
             return error_response(error)
         except EngineRefusedError as error:
-            refused = GatewayError(error.status, "Refused", str(error))
-            return json_response(error.body, error.status) if error.body else error_response(refused)
+            return json_response(error.body, error.status) if error.body else error_response(error.passed_on())
         except ClientDisconnect:
             return Response(status_code=CLIENT_LEFT)
         return response

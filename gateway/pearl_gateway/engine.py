@@ -19,6 +19,7 @@ import aiohttp
 from pearl_api import tokens
 from pearl_gateway.errors import (
     EngineClosedError,
+    EngineError,
     EngineFaultError,
     EngineRefusedError,
     EngineStalledError,
@@ -340,11 +341,20 @@ def _merge(events: list[bytes], url: str) -> Chunk | None:
             continue
         message = json.loads(event[6:])
         if "error" in message:
-            raise EngineUnreachableError(f"{url}: {str(message['error'])[:300]}")
+            raise _failed(message, url)
         for choice in message["choices"]:
             chunk = _chunk(choice)
             merged = chunk if merged is None else _join(merged, chunk)
     return merged
+
+
+def _failed(message: dict[str, Any], url: str) -> EngineError:
+    """What an error event means. vLLM checks some of a request only when its stream has begun, with status 200."""
+    error = message["error"] if isinstance(message["error"], dict) else {}
+    code = error.get("code")
+    if isinstance(code, int) and HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return EngineRefusedError(code, str(error.get("message")), message)
+    return EngineUnreachableError(f"{url}: {str(message['error'])[:300]}")
 
 
 def _chunk(choice: dict[str, Any]) -> Chunk:

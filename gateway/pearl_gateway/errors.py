@@ -71,3 +71,9 @@ class EngineRefusedError(EngineError):
         super().__init__(message)
         self.status = status
         self.body = body
+
+    def passed_on(self) -> GatewayError:
+        """The refusal for the client, with the engine's words, type and field."""
+        body = self.body if isinstance(self.body, dict) else {}
+        said = body["error"] if isinstance(body.get("error"), dict) else {}
+        return GatewayError(self.status, str(said.get("type") or "Refused"), str(self), param=said.get("param"))

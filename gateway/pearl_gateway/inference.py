@@ -15,9 +15,9 @@ from pearl_gateway.asgi import CLIENT_LEFT, EventStream, json_body, json_respons
 from pearl_gateway.errors import GatewayError, bad_request
 from pearl_gateway.identity import read_identity
 from pearl_gateway.said import asked, said_chat, said_text
-from pearl_gateway.sampling import check_sampling, check_stream, sample, samples_of
-from pearl_gateway.tokens_in import Rendered, TokensIn, are_token_ids, refuse_transfer
-from pearl_gateway.tokens_out import TextStream, TokensOut, usage
+from pearl_gateway.sampling import check_options, check_sampling, check_stream, sample, samples_of
+from pearl_gateway.tokens_in import Rendered, TokensIn, are_token_ids, refuse_transfer, refuse_unsupported
+from pearl_gateway.tokens_out import StreamUsage, TextStream, TokensOut, stream_usage, usage, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -49,6 +49,9 @@ class Inference:
         check_stream(body)
         sampling = check_sampling(body.get("sampling_params"))
         refuse_transfer(body, sampling.get("extra_args"))
+        refuse_unsupported(sampling)
+        if body.get("output_mode") not in (None, "tokens"):
+            raise bad_request("output_mode must be tokens: for text there is /v1/completions", param="output_mode")
         prompt = body.get("token_ids")
         if not are_token_ids(prompt):
             raise bad_request("token_ids must be a list of at least one token id", param="token_ids")
@@ -56,9 +59,12 @@ class Inference:
         turn = self.open_turn(identity, Rendered(prompt, sampling, extra))
         with_logprobs = sampling.get("logprobs") is not None
         if body.get("stream"):
-            return EventStream(self._token_events(turn, with_logprobs=with_logprobs))
+            return EventStream(self._token_events(turn, stream_usage(body), with_logprobs=with_logprobs))
         done = await while_connected(request, self._gateway.sessions.answer(turn))
-        return _left() if done is None else json_response(token_answer(turn, with_logprobs=with_logprobs))
+        if done is None:
+            return _left()
+        answer = token_answer(turn, with_logprobs=with_logprobs)
+        return json_response({**answer, "model": self._model, "created": int(self._gateway.wall())})
 
     async def completions(self, request: Request) -> Response:
         """OpenAI completions."""
@@ -88,13 +94,17 @@ class Inference:
         await self._answers(turns)
         choices = [await self._tokens_out.chat_choice(body, turn, at) for at, turn in enumerate(turns)]
         self._remember(turns[0], body, choices[0]["message"])
-        return json_response(self._envelope(turns, "chat.completion", choices) | {"usage": usage(turns, samples)})
+        answer = self._envelope(turns, "chat.completion", choices) | {"usage": usage(turns, samples)}
+        if body.get("return_token_ids"):
+            answer["prompt_token_ids"] = turns[0].prompt
+        return json_response(answer)
 
     async def _openai_body(self, request: Request) -> tuple[dict[str, Any], Identity]:
         body = await json_body(request)
         identity = read_identity(request.headers, body)
         self.check_model(body)
         check_stream(body)
+        check_options(body)
         return body, identity
 
     async def _turns(
@@ -169,12 +179,16 @@ class Inference:
         elif isinstance(body.get("prompt"), str):
             self._gateway.recorder.said(trajectory, turn.number, said_text(body["prompt"] + message["content"]))
 
+    @property
+    def _model(self) -> str:
+        return self._gateway.settings.model or self._gateway.settings.rollout
+
     def _envelope(self, turns: list[Turn], kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": request_id(turns[0]),
             "object": kind,
             "created": int(self._gateway.wall()),
-            "model": self._gateway.settings.model or self._gateway.settings.rollout,
+            "model": self._model,
             "choices": choices,
         }
 
@@ -183,7 +197,8 @@ class Inference:
     ) -> AsyncGenerator[bytes]:
         kind = "chat.completion.chunk" if chat else "text_completion"
         streams = [TextStream(self._gateway.text, body, turn, chat=chat) for turn in turns]
-        said = _Said()
+        said, counts, head = _Said(), stream_usage(body), self._envelope(turns, kind, [])
+        unsaid = {"prompt_token_ids": turns[0].prompt} if chat and body.get("return_token_ids") else {}
         async with aclosing(self._follow_all(turns)) as ranges:
             async for at, start, end in ranges:
                 turn = turns[at]
@@ -192,11 +207,15 @@ class Inference:
                 choice = await streams[at].push(start, end, last=turn.settled and end == len(turn.token_ids))
                 choice["index"] = at
                 said.add(choice)
-                yield _event(self._envelope(turns, kind, [choice]))
+                event = {**head, **unsaid, "choices": [choice]}
+                if counts is StreamUsage.ALWAYS:
+                    event["usage"] = usage_of(len(turn.prompt), end)
+                unsaid = {}
+                yield _event(event)
         if len(turns) == 1:
             self._remember(turns[0], body, said.message())
-        if (body.get("stream_options") or {}).get("include_usage"):
-            yield _event(self._envelope(turns, kind, []) | {"usage": usage(turns, samples)})
+        if counts is not StreamUsage.NEVER:
+            yield _event({**head, "usage": usage(turns, samples)})
 
     async def _follow_all(self, turns: list[Turn]) -> AsyncGenerator[tuple[int, int, int]]:
         """(index of the turn, start, end) of new tokens, as `follow` gives them."""
@@ -227,7 +246,8 @@ class Inference:
                 one.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
-    async def _token_events(self, turn: Turn, *, with_logprobs: bool) -> AsyncGenerator[bytes]:
+    async def _token_events(self, turn: Turn, counts: StreamUsage, *, with_logprobs: bool) -> AsyncGenerator[bytes]:
+        head = {"request_id": request_id(turn), "output_mode": "tokens"}
         async with aclosing(self.follow(turn)) as ranges:
             async for start, end in ranges:
                 choice: dict[str, Any] = {
@@ -242,7 +262,12 @@ class Inference:
                 if turn.settled and end == len(turn.token_ids):
                     choice.update(finish_reason=turn.finish_reason, stop_reason=turn.stop_reason)
                     choice["weight_versions"] = weight_versions(turn)
-                yield _event({"request_id": request_id(turn), "choices": [choice]})
+                event: dict[str, Any] = {**head, "choices": [choice]}
+                if counts is StreamUsage.ALWAYS:
+                    event["usage"] = usage_of(len(turn.prompt), end)
+                yield _event(event)
+        if counts is not StreamUsage.NEVER:
+            yield _event({**head, "choices": [], "usage": usage([turn])})
 
     async def follow(self, turn: Turn) -> AsyncGenerator[tuple[int, int]]:
         """Ranges of new tokens as they come; the last one may be empty and comes when the turn is settled."""

@@ -52,6 +52,16 @@ def check_stream(body: dict[str, Any]) -> None:
         raise bad_request("stream_options must be an object", param="stream_options")
 
 
+def check_options(body: dict[str, Any]) -> None:
+    """`stream_options` of an OpenAI path.
+
+    Raises:
+        GatewayError: the answer is not streamed.
+    """
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise bad_request("stream_options are for stream = true only: leave them out", param="stream_options")
+
+
 def samples_of(body: dict[str, Any], prompts: int, most: int) -> int:
     """`n`, for that many prompts; `most` turns are taken at all.
 

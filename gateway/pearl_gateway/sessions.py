@@ -131,7 +131,7 @@ class Sessions:
         """
         if self._closing is not None:
             raise self._closing
-        self._check_length(rendered.prompt)
+        self._check_length(rendered.prompt, "prompt" if rendered.asked else "token_ids")
         number = identity.turn if identity.turn is not None else self._next_number(trajectory)
         known = trajectory.turns.get(number)
         if known is not None and identity.attempt <= known.attempt:
@@ -148,14 +148,13 @@ class Sessions:
         self._start(trajectory, turn)
         return turn
 
-    def _check_length(self, prompt: list[int]) -> None:
+    def _check_length(self, prompt: list[int], field: str) -> None:
         if not prompt:
-            raise bad_request("the prompt is empty: send at least one token")
+            raise bad_request(f"{field} is empty: send at least one token", param=field)
         longest = self._limits.max_model_len - 1
         if len(prompt) > longest:
-            raise bad_request(
-                f"the prompt has {len(prompt)} tokens; at most {longest} leave room for an answer", "ContextLength"
-            )
+            message = f"{field} has {len(prompt)} tokens; at most {longest} leave room for an answer"
+            raise bad_request(message, "ContextLength", param=field)
 
     def repeated(self, identity: Identity, asked: str) -> Turn | None:
         """The running turn of a request that was seen before, without rendering it again; None = it is new."""

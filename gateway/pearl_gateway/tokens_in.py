@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from pearl_gateway.text import TextService
 
 _NOT_SAMPLING = ("prompt", "messages", "stream", "stream_options", "n", "user", "return_token_ids", "request_id")
-_UNSUPPORTED = ("echo", "suffix", "best_of", "prompt_logprobs", "use_beam_search", "prompt_embeds")
+_UNSUPPORTED = {
+    "echo": False,
+    "suffix": "",
+    "best_of": 1,
+    "prompt_logprobs": None,
+    "use_beam_search": False,
+    "prompt_embeds": None,
+}
+"""Fields that would change the answer and are not carried over, with the value that changes nothing."""
+_ENGINE_MAX_TOKENS = 16
+"""vLLM's default. Its render endpoints leave out what equals a default, also where the client wrote it."""
 _TRANSFER = ("kv_transfer_params", "ec_transfer_params")
 _PASSED_ON = ("cache_salt", "priority", "reasoning_ended", "reasoning_parser_kwargs", "features")
 _TOKENIZING = ("model", "add_special_tokens")
@@ -57,7 +67,8 @@ class TokensIn:
             GatewayError: a field is not supported, or the prompt is of no known kind.
             EngineRefusedError: the engine does not accept the request.
         """
-        _refuse_unsupported(body)
+        refuse_transfer(body, body.get("vllm_xargs"))
+        refuse_unsupported(body)
         params = {name: value for name, value in body.items() if name not in _NOT_SAMPLING}
         sampling = await self._completion_sampling(params)
         found = [await self._prompt_ids(one, params, base) for one in _prompts(body.get("prompt"))]
@@ -66,7 +77,7 @@ class TokensIn:
     async def _completion_sampling(self, params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         key = "completion " + json.dumps(params, sort_keys=True)
         (rendered,) = await self._text.remembered(key, "/v1/completions/render", {**params, "prompt": [0]})
-        return rendered["sampling_params"], _extra(rendered)
+        return {"max_tokens": _ENGINE_MAX_TOKENS, **rendered["sampling_params"]}, _extra(rendered)
 
     async def _prompt_ids(
         self, prompt: str | list[int], params: dict[str, Any], base: Base | None
@@ -93,7 +104,8 @@ class TokensIn:
             GatewayError: a field is not supported.
             EngineRefusedError: the engine does not accept the request.
         """
-        _refuse_unsupported(body)
+        refuse_transfer(body, body.get("vllm_xargs"))
+        refuse_unsupported(body)
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
             raise bad_request("messages must be a list of at least one message object", param="messages")
@@ -108,10 +120,10 @@ class TokensIn:
         if rendered is None or prompt is None:
             rendered = await self._text.call("/v1/chat/completions/render", request)
             prompt = rendered["token_ids"]
-        sampling = rendered["sampling_params"]
+        sampling = {"max_tokens": _ENGINE_MAX_TOKENS, **rendered["sampling_params"]}
         if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
             # The engine filled in what fits beside the prompt that it saw; that may have been a part only.
-            sampling.pop("max_tokens", None)
+            del sampling["max_tokens"]
         return Rendered(prompt, sampling, _extra(rendered), asked(body), whole)
 
     async def _continuation(
@@ -190,13 +202,12 @@ def refuse_transfer(*holders: Any) -> None:
                 raise bad_request(f"{name} is the gateway's own business: leave it out", param=name)
 
 
-def _refuse_unsupported(body: dict[str, Any]) -> None:
-    refuse_transfer(body, body.get("vllm_xargs"))
-    for name in _UNSUPPORTED:
-        if body.get(name) not in (None, False, 0, 1, ""):
+def refuse_unsupported(body: dict[str, Any]) -> None:
+    """Raise GatewayError for a field, of a request or of its sampling parameters, that no answer would show."""
+    for name, harmless in _UNSUPPORTED.items():
+        value = body.get(name)
+        if value is not None and (type(value) is not type(harmless) or value != harmless):
             raise bad_request(f"{name} is not supported by the gateway: leave it out", param=name)
-    if body.get("echo"):
-        raise bad_request("echo is not supported by the gateway: leave it out", param="echo")
 
 
 def _extra(rendered: dict[str, Any]) -> dict[str, Any]:

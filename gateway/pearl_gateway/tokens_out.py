@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from pearl_gateway.logprobs import for_derender, named, offsets
 from pearl_gateway.stops import StopCutter, cut_at_stop, stop_strings
 from pearl_gateway.text import PROMPT_TAIL
 
@@ -25,12 +27,15 @@ class TokensOut:
         choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None}
         if turn.token_ids:
             request = {
-                "generate_responses": [_response(turn)],
+                "generate_responses": [_response(body, turn, chat=False)],
                 "prompt_token_ids": [turn.prompt[-PROMPT_TAIL:]],
                 "completion_request": _decoding(body, prompt=[0]),
             }
             answer = await self._text.call("/v1/completions/derender", request)
-            choice.update(text=answer["choices"][0]["text"], logprobs=answer["choices"][0].get("logprobs"))
+            found = answer["choices"][0]
+            choice["logprobs"] = named(body, found.get("logprobs"), turn.entries)
+            if shown_end(turn):
+                choice["text"] = found["text"]
         choice["text"] = await self._cut(turn, choice["text"])
         choice.update(finish_reason=turn.finish_reason, stop_reason=turn.stop_reason)
         if body.get("return_token_ids"):
@@ -43,13 +48,14 @@ class TokensOut:
         choice: dict[str, Any] = {"index": index, "logprobs": None}
         if turn.token_ids:
             request = {
-                "generate_response": {**_response(turn), "prompt_token_ids": turn.prompt},
+                "generate_response": {**_response(body, turn, chat=True), "prompt_token_ids": turn.prompt},
                 "prompt_token_ids": turn.prompt,
                 "chat_request": chat_request(body),
             }
             answer = await self._text.call("/v1/chat/completions/derender", request)
-            message = answer["choices"][0]["message"]
-            choice["logprobs"] = answer["choices"][0].get("logprobs")
+            choice["logprobs"] = named(body, answer["choices"][0].get("logprobs"), turn.entries)
+            if shown_end(turn):
+                message = answer["choices"][0]["message"]
         if isinstance(message.get("content"), str):
             message["content"] = await self._cut(turn, message["content"])
         finish = "tool_calls" if message.get("tool_calls") and turn.finish_reason == "stop" else turn.finish_reason
@@ -77,6 +83,8 @@ class TextStream:
         self._turn = turn
         self._chat = chat
         self._state: Any = None
+        self._offset = 0
+        """Length of the tokens' names so far, of a completion with logprobs."""
         include = bool(turn.sampling.get("include_stop_str_in_output"))
         self._cutter = StopCutter(stop_strings(turn.sampling.get("stop")), include=include)
 
@@ -85,18 +93,30 @@ class TextStream:
         turn = self._turn
         source: dict[str, Any] = {
             "index": 0,
-            "token_ids": turn.token_ids[start:end],
+            "token_ids": turn.token_ids[start : shown_end(turn) if last else end],
             "finish_reason": turn.finish_reason if last else None,
             "stop_reason": turn.stop_reason if last else None,
         }
-        if turn.entries:
-            source["logprobs"] = {"content": turn.entries[start:end]}
-        choice = await self._derender(source) if end > start or self._chat else {"index": 0, "text": "", **source}
+        entries = turn.entries[start:end]
+        if entries:
+            source["logprobs"] = for_derender(self._body, entries, chat=self._chat)
+        nothing = not source["token_ids"] and not entries and not self._chat
+        choice = {"text": "", **source} if nothing else await self._derender(source)
         choice.pop("token_ids", None)
+        choice["logprobs"] = self._placed(named(self._body, choice.get("logprobs"), entries))
         self._hold_back_stops(choice, last=last)
         if self._body.get("return_token_ids"):
             choice["token_ids"] = turn.token_ids[start:end]
+            if not start and not self._chat:
+                choice["prompt_token_ids"] = turn.prompt
         return choice
+
+    def _placed(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
+        if self._chat or logprobs is None:
+            return logprobs
+        start, names = self._offset, logprobs["tokens"]
+        self._offset += sum(map(len, names))
+        return {**logprobs, "text_offset": offsets(names, start)}
 
     async def _derender(self, source: dict[str, Any]) -> dict[str, Any]:
         request: dict[str, Any] = {"stream": True, "generate_chunk": {"choices": [source]}, "stream_state": self._state}
@@ -126,22 +146,50 @@ def chat_request(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in ("stream", "stream_options", "n")}
 
 
+class StreamUsage(Enum):
+    """When a stream tells its token counts."""
+
+    NEVER = "never"
+    AT_THE_END = "at the end"
+    ALWAYS = "always"
+    """With every event, and at the end."""
+
+
+def stream_usage(body: dict[str, Any]) -> StreamUsage:
+    """What `stream_options` ask for."""
+    options = body.get("stream_options") or {}
+    if not options.get("include_usage"):
+        return StreamUsage.NEVER
+    return StreamUsage.ALWAYS if options.get("continuous_usage_stats") else StreamUsage.AT_THE_END
+
+
 def usage(turns: list[Turn], samples: int = 1) -> dict[str, int]:
     """Tokens of an answer; a prompt counts once for all its `samples`, as the engine counts it."""
     prompt = sum(len(turn.prompt) for turn in turns[::samples])
-    completion = sum(len(turn.token_ids) for turn in turns)
+    return usage_of(prompt, sum(len(turn.token_ids) for turn in turns))
+
+
+def usage_of(prompt: int, completion: int) -> dict[str, int]:
+    """Token counts as OpenAI clients read them."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _response(turn: Turn) -> dict[str, Any]:
+def shown_end(turn: Turn) -> int:
+    """How many tokens of a whole answer the text shows: not the stop token that ended it, as in the engine."""
+    by_token = turn.finish_reason == "stop" and not isinstance(turn.stop_reason, str)
+    return len(turn.token_ids) - (by_token and not turn.sampling.get("include_stop_str_in_output"))
+
+
+def _response(body: dict[str, Any], turn: Turn, *, chat: bool) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": 0,
-        "token_ids": turn.token_ids,
+        # Derendering takes at least one token, also where only their logprobs are wanted.
+        "token_ids": turn.token_ids[: shown_end(turn)] or turn.token_ids,
         "finish_reason": turn.finish_reason,
         "stop_reason": turn.stop_reason,
     }
     if turn.entries:
-        choice["logprobs"] = {"content": turn.entries}
+        choice["logprobs"] = for_derender(body, turn.entries, chat=chat)
     return {"choices": [choice]}
 
 

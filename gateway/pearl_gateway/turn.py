@@ -109,7 +109,7 @@ class Runner:
             _LOG.warning("turn of %s given back: %s: %s", trajectory.id, error.error, error.message)
             turn.error = error
         except EngineRefusedError as error:
-            turn.error = GatewayError(error.status, "Refused", str(error))
+            turn.error = error.passed_on()
         turn.ended_at = self._clock()
 
     async def _complete(self, trajectory: Trajectory, turn: Turn) -> None:

@@ -107,6 +107,10 @@ POSTS: dict[str, tuple[str, Any]] = {
     "text stream logprobs": text(**STREAM, logprobs=1),
     "text stream two samples": text(**STREAM, **ANY_TEMPERATURE),
     "text stream options alone": text(stream_options=USAGE),
+    "text stream out of vocabulary": text(prompt=[1, 2, 9999], stream=True),
+    "text stream too long": text(prompt=[1] * 2250, stream=True),
+    "text stream many logprobs": text(logprobs=50, stream=True),
+    "text stream temperature": text(temperature=-1, stream=True),
     "text out of vocabulary": text(prompt=[1, 2, 9999]),
     "text negative id": text(prompt=[1, -2]),
     "text too long": text(prompt=[1] * 2250),
@@ -137,6 +141,8 @@ POSTS: dict[str, tuple[str, Any]] = {
     "chat logprobs 0": chat(logprobs=True, top_logprobs=0, return_tokens_as_token_ids=True),
     "chat stream": chat(**STREAM),
     "chat stream all": chat(**STREAM, logprobs=True, top_logprobs=1, return_token_ids=True, stream_options=USAGE),
+    "chat stream many logprobs": chat(logprobs=True, top_logprobs=50, stream=True),
+    "chat stream no tokens": chat(max_tokens=0, stream=True),
     "chat two samples": chat(**ANY_TEMPERATURE),
     "chat other limit": chat(max_tokens=None, max_completion_tokens=3),
     "chat no messages": without(chat(), "messages"),
@@ -153,6 +159,15 @@ POSTS: dict[str, tuple[str, Any]] = {
     "ids stream all": ids({"logprobs": 1, "max_tokens": 24}, stream=True, stream_options=USAGE, return_token_ids=True),
     "ids two samples": ids(ANY_TEMPERATURE),
     "ids stream two samples": ids({**ANY_TEMPERATURE, "max_tokens": 24}, stream=True),
+    "ids stream out of vocabulary": ids(token_ids=[9999], stream=True),
+    "ids stream too long": ids(token_ids=[1] * 2250, stream=True),
+    "ids stream just too long": ids(token_ids=[1] * 2048, stream=True),
+    "ids stream many logprobs": ids({"logprobs": 50}, stream=True),
+    "ids stream negative logprobs": ids({"logprobs": -1}, stream=True),
+    "ids stream temperature": ids({"temperature": -1}, stream=True),
+    "ids stream no tokens": ids({"max_tokens": 0}, stream=True),
+    "ids stream min above max": ids({"min_tokens": 6}, stream=True),
+    "ids stream greedy samples": ids({"n": 2}, stream=True),
     "ids prompt logprobs": ids({"prompt_logprobs": 0}),
     "ids own id": ids(request_id="one"),
     "ids empty": ids(token_ids=[]),
@@ -275,17 +290,17 @@ def streamed(events: list[dict[str, Any]]) -> list[Any]:
     """Events that differ in form, in order. How many tokens an event has depends on how fast they are read."""
     found: list[dict[str, Any]] = []
     for event in events:
-        for choice in event["choices"]:
+        for choice in event.get("choices", ()):
             if "token_ids" in choice:
                 choice["token_ids"] = choice["token_ids"] is not None
             if choice.get("logprobs"):
                 choice["logprobs"] = sorted(choice["logprobs"])
-        if event["choices"] and event.get("usage"):
+        if event.get("choices") and event.get("usage"):
             event["usage"] = sorted(event["usage"])
         if event not in found:
             found.append(event)
     # Samples of one request come in any order.
-    return sorted(found, key=lambda one: one["choices"][0]["index"] if one["choices"] else 9)
+    return sorted(found, key=lambda one: one["choices"][0]["index"] if one.get("choices") else 9)
 
 
 def form(name: str, response: httpx.Response) -> dict[str, Any]:

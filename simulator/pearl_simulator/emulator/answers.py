@@ -118,7 +118,8 @@ class CompletionAnswer(Answer):
         as_id = bool(self.asked.body.get("return_tokens_as_token_ids"))
         scores = sequence.scores[start:end]
         names = [_name(score[0][0], as_id=as_id) for score in scores]
-        before = len(_name(0, as_id=False)) * start
+        # Without ids every name is one character.
+        before = sum(len(_name(one[0][0], as_id=True)) for one in sequence.scores[:start]) if as_id else start
         offsets = [before + sum(map(len, names[:at])) for at in range(len(names))]
         return {
             "text_offset": offsets,
@@ -344,14 +345,11 @@ def chat_message(text: str) -> Json:
 def text_score(score: list[tuple[int, float]], count: int, *, as_id: bool) -> Json:
     """One token's logprobs with their texts; `count` alternatives."""
 
-    def one(token: int, value: float) -> Json:
-        return {
-            "token": _name(token, as_id=as_id),
-            "logprob": value,
-            "bytes": list(tokenizer.decode((token,)).encode()),
-        }
+    def one(token: int, value: float, *, spelled: str) -> Json:
+        return {"token": _name(token, as_id=as_id), "logprob": value, "bytes": list(spelled.encode())}
 
-    return one(*score[0]) | {"top_logprobs": [one(*each) for each in score[:count]]}
+    tops = [one(*each, spelled=_name(each[0], as_id=as_id)) for each in score[:count]]
+    return one(*score[0], spelled=_name(score[0][0], as_id=False)) | {"top_logprobs": tops}
 
 
 def _id_score(score: list[tuple[int, float]]) -> Json:

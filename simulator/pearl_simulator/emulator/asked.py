@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pearl_simulator.emulator import tokenizer
-from pearl_simulator.emulator.errors import ApiError, invalid, missing, wrong
+from pearl_simulator.emulator.errors import ApiError, LateError, invalid, missing, wrong
 from pearl_simulator.emulator.sequence import Sampling
 
 if TYPE_CHECKING:
@@ -120,12 +120,12 @@ def generate(body: dict[str, Any], config: EngineConfig) -> Asked:
         _sampling(params, tokens, params.get("logprobs"))
     _check_vocabulary(prompt, config)
     if length > limit:
-        raise ApiError(
+        raise LateError(
             f"The decoder prompt (length {length}) is longer than the maximum model length of {limit}. "
             "Make sure that `max_model_len` is no smaller than the number of text tokens."
         )
     if length == limit:
-        raise ApiError(
+        raise LateError(
             f"The decoder prompt (length {length}) plus the number of requested output tokens (at least 1) is longer "
             f"than the maximum model length of {limit}. Make sure that `max_model_len` is no smaller than the number "
             "of text tokens (prompt + requested output tokens)."
@@ -177,7 +177,7 @@ def _check_ids(found: Any, where: str = "body.token_ids") -> None:
 def _check_vocabulary(prompt: list[int], config: EngineConfig) -> None:
     worst = max(prompt)
     if worst >= config.vocabulary:
-        raise ApiError(f"Token id {worst} is out of vocabulary")
+        raise LateError(f"Token id {worst} is out of vocabulary")
 
 
 def _check_text_length(prompt: list[int], config: EngineConfig) -> None:
@@ -233,7 +233,7 @@ def _sampling(params: dict[str, Any], max_tokens: int, logprobs: int | None) -> 
         if wanted is not None and (wanted > _MOST_LOGPROBS or wanted < 0):
             count = wanted if wanted >= 0 else tokenizer.SIZE
             message = f"Requested {name} logprobs of {count}, which is greater than max allowed: {_MOST_LOGPROBS}"
-            raise wrong("logprobs" if name == "sample" else "prompt_logprobs", message, count)
+            raise wrong("logprobs" if name == "sample" else "prompt_logprobs", message, count, kind=LateError)
     stop = params.get("stop") or ()
     return Sampling(
         max_tokens=max_tokens,

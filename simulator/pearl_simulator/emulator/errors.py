@@ -16,6 +16,10 @@ class ApiError(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
+class LateError(ApiError):
+    """Found where a request enters the engine: a stream has begun by then with status 200, and ends with the error."""
+
+
 class EngineDeadError(RuntimeError):
     """The engine ended; its server is about to."""
 
@@ -24,10 +28,10 @@ class EngineFaultError(RuntimeError):
     """A call inside the engine failed; the message is what vLLM says."""
 
 
-def wrong(field: str, message: str, value: Any = None) -> ApiError:
+def wrong(field: str, message: str, value: Any = None, *, kind: type[ApiError] = ApiError) -> ApiError:
     """A field has a value that the engine refuses."""
     shown = f"(parameter={field})" if value is None else f"(parameter={field}, value={value})"
-    return ApiError(f"{message} {shown}", param=field)
+    return kind(f"{message} {shown}", param=field)
 
 
 def invalid(where: str, kind: str, message: str, found: Any, **context: Any) -> ApiError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pearl_simulator.emulator import asked, errors
 from pearl_simulator.emulator.answers import Answer, ChatAnswer, CompletionAnswer, TokensAnswer
 from pearl_simulator.emulator.config import VERSION
-from pearl_simulator.emulator.errors import ApiError
+from pearl_simulator.emulator.errors import ApiError, LateError
 from pearl_simulator.emulator.http import BrokenConnectionError, Request, unless_gone
 from pearl_simulator.emulator.sequence import Sequence
 
@@ -59,7 +59,14 @@ class Generations:
     async def _serve(self, request: Request, check: Callable[[dict[str, Any], Any], Asked], form: type[Answer]) -> None:
         body = asked.parse_json(request.content)
         asked.check_model(body, self._engine.config)
-        checked = check(body, self._engine.config)
+        try:
+            checked = check(body, self._engine.config)
+        except LateError as error:
+            if not body.get("stream"):
+                raise
+            await request.open_stream()
+            await self._end_stream(request, error)
+            return
         fate = self._engine.perturbation.fate(self._engine.draw)
         if fate == "error":
             raise errors.failed("Internal server error")
@@ -140,6 +147,10 @@ class Generations:
         error = errors.dead() if self._engine.dead else errors.failed("Internal server error")
         if not opened:
             raise error
+        await self._end_stream(request, error)
+
+    @staticmethod
+    async def _end_stream(request: Request, error: ApiError) -> None:
         await request.event(error.body)
         await request.raw_event(b"[DONE]", last=True)
 

@@ -140,6 +140,7 @@ class Sequence:
             self.finish_reason = "stop"
         elif token in sampling.stop_token_ids:
             self.finish_reason, self.stop_reason = "stop", token
+            self.stop_cut = len(self.text) - (0 if sampling.include_stop else len(tokenizer.decode((token,))))
         elif (stop := self._stop_string()) is not None:
             self.finish_reason, self.stop_reason = "stop", stop
         elif count >= sampling.max_tokens or len(self.tokens) >= context_limit:
