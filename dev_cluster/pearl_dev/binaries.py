@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pearl_dev.errors import CommandError
+from pearl_dev.errors import ClusterError, CommandError
 from pearl_dev.go_toolchain import toolchain
 from pearl_dev.packages import find, knows_cdi
 from pearl_dev.settings import SOURCE
 from pearl_dev.shell import run
-from pearl_worker.cache import drop_unused, used
+from pearl_worker.cache import drop_unused, no_space, used
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pearl_dev.progress import Progress, Step
     from pearl_dev.settings import Settings
 
+BUILD_GIB = 9.0
+"""Room for Go's caches while everything is built; half a GiB stays."""
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
 """What the one `kube` program is, depending on the name it is started by."""
 
@@ -166,6 +168,8 @@ def ensure(settings: Settings, progress: Progress) -> Binaries:
     if not all(folder.is_dir() for folder in folders.values()):
         with _only_one(settings.binaries):
             absent = [module for module in modules if not folders[module.folder].is_dir()]
+            if len(absent) == len(modules) and (lack := no_space(settings.cache, BUILD_GIB)):
+                raise ClusterError(f"Kubernetes and the other programs cannot be built: {lack}")
             go = toolchain(settings, progress)
             for module in absent:
                 _build_module(go, module, folders[module.folder], progress)

@@ -63,6 +63,15 @@ def drop_unused(entry: Path, pattern: str = "*", *, keep: int = 1, unused_second
             _remove(path)
 
 
+def no_space(folder: Path, needed_gib: float) -> str | None:
+    """What to tell the user where the disk of `folder` has less room than this, else None."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free / 2**30
+    if free >= needed_gib:
+        return None
+    return f"{needed_gib:g} GiB are needed at {folder} and {free:.1f} are free: make room, or set XDG_CACHE_HOME"
+
+
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)

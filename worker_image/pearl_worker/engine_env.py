@@ -18,11 +18,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pearl_worker.cache import digest, ensure_directory, say, used
+from pearl_worker.cache import digest, ensure_directory, no_space, say, used
 from pearl_worker.settings import cache_directory
 
 _RECIPE = b"1"
 """Raise when this file changes what it makes."""
+_INSTALLED_GIB = 7.0
+"""Room for the packages, and for what the installer downloads."""
 
 
 def site_packages(environment: Path) -> Path:
@@ -34,7 +36,7 @@ def ensure_engine_environment(root: Path, cache: Path) -> Path:
     """The environment for the sources under `root` (the checkout), made if it is missing.
 
     Raises:
-        RuntimeError: a tool or library of the machine is missing; the message says how to get it.
+        RuntimeError: a tool, a library or room on the disk is missing; the message says how to get it.
     """
     requirements = root / "requirements" / "engine-cpu.txt"
     plugins = [root / "worker_image" / "vllm_metadata", root / "worker_image" / "engine_plugins"]
@@ -45,6 +47,8 @@ def ensure_engine_environment(root: Path, cache: Path) -> Path:
     if target.is_dir():
         return used(target)
     _check_machine()
+    if not (cache / "engine" / f"base-{base_key}").is_dir() and (lack := no_space(cache / "engine", _INSTALLED_GIB)):
+        raise RuntimeError(f"the engine environment cannot be installed: {lack}")
     base = ensure_directory(cache / "engine" / f"base-{base_key}", lambda draft: _install(draft, requirements))
     return ensure_directory(target, lambda draft: _add_plugins(draft, base, plugins))
 

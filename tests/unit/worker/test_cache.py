@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from pearl_worker.cache import UNUSED_SECONDS, drop_unused, ensure_directory
+from pearl_worker.cache import UNUSED_SECONDS, drop_unused, ensure_directory, no_space
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,3 +47,10 @@ def test_files_go_too_but_not_the_newest_nor_those_of_other_names(tmp_path: Path
     archive("operator-0.tar", 7200)
     drop_unused(archive("worker-4.tar", 7200), "worker-*.tar", keep=2, unused_seconds=3600)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["operator-0.tar", "worker-3.tar", "worker-4.tar"]
+
+
+def test_a_full_disk_is_told_with_what_is_needed(tmp_path: Path) -> None:
+    assert no_space(tmp_path / "not" / "there" / "yet", 0.0) is None
+    said = no_space(tmp_path, 1e9)
+    assert said is not None
+    assert f"needed at {tmp_path}" in said
