@@ -39,7 +39,7 @@ class Reference:
                 text = await response.text()
                 response.raise_for_status()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise LoadError(f"reference {self._url}: {error!r}") from error
+            raise LoadError(f"the reference {self._url} does not answer: {error}") from error
         found: list[int] = json.loads(text)["choices"][0]["token_ids"]
         return found
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 5.0
+_REACH_SECONDS = 10.0
+"""How long a gateway that does not answer yet is waited for at the start."""
 _REPEATABLE = frozenset({408, 425, 429, 499, 500, 502, 503, 504})
 
 
@@ -68,6 +70,21 @@ class GatewayClient:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._model = model
         self._give_up = give_up_seconds
+
+    async def reach(self) -> None:
+        """Raise LoadError where nothing answers at the gateway's address for a while."""
+        deadline = time.monotonic() + min(self._give_up, _REACH_SECONDS)
+        while True:
+            try:
+                async with self._session.get(self._url + "/health"):
+                    return
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                if time.monotonic() + _PAUSE_SECONDS > deadline:
+                    message = (
+                        f"no gateway answers at {self._url}: {error}; see that it runs and that the address is its"
+                    )
+                    raise LoadError(message) from error
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def tokens(self, work: Work, turn: int, step: int, prompt: list[int], sampling: dict[str, Any]) -> Answer:
         """One turn by token ids."""

@@ -54,6 +54,8 @@ class Progress:
     """From the arrival of a group until it was admitted."""
     prompts: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     """Of turns on the text paths, as the gateway's log has them."""
+    troubles: list[str] = field(default_factory=list)
+    """Of the run as a whole."""
     checked: int = 0
     wrong: list[str] = field(default_factory=list)
 

@@ -39,11 +39,12 @@ class Summary:
     wrong: int
     versions: list[int]
     problems: list[str]
+    """Of the run, of trajectories, of turns: one line each."""
 
     @property
     def good(self) -> bool:
         """Everything finished, and nothing differs."""
-        return not self.failed and not self.wrong and self.turns == self.turns_planned
+        return not self.problems and self.turns == self.turns_planned
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -76,7 +77,7 @@ def summarise(progress: Progress, duration_seconds: float, *, token_factor: floa
         checked=progress.checked,
         wrong=len(progress.wrong),
         versions=sorted(versions),
-        problems=[*progress.failed, *progress.wrong],
+        problems=[*progress.troubles, *progress.failed, *progress.wrong],
     )
 
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
+from pearl_gateway.load.bounds import check_spec
 from pearl_gateway.load.check import Reference, check_all
-from pearl_gateway.load.client import GatewayClient
-from pearl_gateway.load.plan import Group, plan_groups
+from pearl_gateway.load.client import GatewayClient, LoadError
+from pearl_gateway.load.plan import LOWEST_TOKEN, Group, plan_groups
+from pearl_gateway.load.recordings import read_sessions, shipped
 from pearl_gateway.load.replay import Progress, Replay, Style
 from pearl_gateway.load.report import Summary, summarise
-from pearl_gateway.load.sessions import read_sessions, scale, shipped
+from pearl_gateway.load.sessions import scale
 from pearl_gateway.load.synthetic import Synthetic, synthetic_sessions
 
 if TYPE_CHECKING:
@@ -67,8 +69,9 @@ def prepare(spec: LoadSpec) -> Prepared:
     """Read and scale the sessions.
 
     Raises:
-        ValueError: no such recording, or one that cannot be read.
+        ValueError: no such recording, one that cannot be read, or a number that cannot be meant.
     """
+    check_spec(spec)
     made = spec.synthetic
     sessions, factor = scale(
         read_sessions(shipped(spec.sessions)) if made is None else synthetic_sessions(made, spec.seed),
@@ -97,7 +100,7 @@ async def run_load(
     """Replay and check; `view` runs beside it until it is over.
 
     Raises:
-        LoadError: the gateway or the reference could not be reached at all.
+        LoadError: the gateway or the reference does not answer at the start, or the batch could not be opened.
     """
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
@@ -106,16 +109,33 @@ async def run_load(
         client = GatewayClient(
             session, spec.url, spec.token, spec.model, spec.give_up_seconds, stream=spec.style.stream
         )
+        reference = None
+        if spec.reference is not None:
+            reference = Reference(session, spec.reference, spec.reference_token)
+            await reference.answer([LOWEST_TOKEN], 1)
+        await client.reach()
         shown = asyncio.ensure_future(view(progress)) if view is not None else None
         try:
             progress.started_at = time.monotonic()
             await Replay(client, style, progress, spec.seed).run(spec.step, prepared.groups)
             duration = time.monotonic() - progress.started_at
-            if spec.reference is not None:
-                await check_all(Reference(session, spec.reference, spec.reference_token), progress)
+            if reference is not None:
+                await _check(reference, progress)
         finally:
             if shown is not None:
                 shown.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await shown
+    return summed_up(spec, prepared, progress, duration)
+
+
+async def _check(reference: Reference, progress: Progress) -> None:
+    try:
+        await check_all(reference, progress)
+    except LoadError as error:
+        progress.troubles.append(f"not all turns were checked: {error}")
+
+
+def summed_up(spec: LoadSpec, prepared: Prepared, progress: Progress, duration: float) -> Summary:
+    """The summary of a run that is over, or was interrupted."""
     return summarise(progress, duration, token_factor=prepared.token_factor, time_scale=spec.style.time_scale)

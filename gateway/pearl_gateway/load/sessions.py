@@ -1,21 +1,13 @@
-"""Recorded agent sessions: lengths and delays only, no text.
-
-One JSON object per line with
-`num_turns`, `input_prompt_length`, `assistant_response_length[]`, `tool_call_output_length[]` (tokens),
-`tool_call_latency[]` (seconds), and optionally `final_assistant_response_length`.
-"""
+"""Agent sessions, and how they are scaled to a model and a purpose."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SHIPPED = Path(__file__).with_name("sessions")
 _CONTEXT_SHARE = 0.95
 """Share of the context that the longest session may fill, so that rounding up never overflows it."""
 
@@ -43,38 +35,6 @@ class Session:
         return self.prompt_tokens + sum(turn.response_tokens + turn.tool_tokens for turn in self.turns)
 
 
-def read_sessions(path: Path) -> list[Session]:
-    """Sessions of a recording.
-
-    Raises:
-        ValueError: a line is no such object; the message names file, line and field.
-    """
-    sessions = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            sessions.append(_session(json.loads(line)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}:{number}: {error!r}; see pearl_gateway.load.sessions for the format") from error
-    if not sessions:
-        raise ValueError(f"{path} holds no session")
-    return sessions
-
-
-def shipped(name: str) -> Path:
-    """A recording by the name of a shipped one, or by its path.
-
-    Raises:
-        ValueError: neither exists.
-    """
-    for path in (SHIPPED / f"{name}.jsonl", Path(name)):
-        if path.is_file():
-            return path
-    names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.jsonl")))
-    raise ValueError(f"no recording {name!r}: give a path or one of {names}")
-
-
 def scale(
     sessions: Sequence[Session],
     context_tokens: int,
@@ -91,20 +51,6 @@ def scale(
     longest = max(one.total_tokens for one in shaped)
     factor = min(1.0, _CONTEXT_SHARE * context_tokens / longest)
     return [_fit(_times(one, factor), context_tokens) for one in shaped], factor
-
-
-def _session(data: dict[str, Any]) -> Session:
-    count = int(data["num_turns"])
-    columns = [data[f"{name}"][:count] for name in ("assistant_response_length", "tool_call_output_length")]
-    delays = data["tool_call_latency"][:count]
-    turns = [
-        RecordedTurn(int(response), int(tool), float(seconds))
-        for response, tool, seconds in zip(*columns, delays, strict=True)
-    ]
-    final = int(data.get("final_assistant_response_length") or 0)
-    if final:
-        turns.append(RecordedTurn(final, 0, 0.0))
-    return Session(int(data["input_prompt_length"]), tuple(turns))
 
 
 def _shape(session: Session, response: float, given: float, most_turns: int | None) -> Session:

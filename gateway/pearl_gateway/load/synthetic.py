@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
 from pearl_gateway.load.sessions import RecordedTurn, Session
+
+_WIDEST = 3.0
+"""σ of the logarithm with which one value in a hundred is a thousand times the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +27,14 @@ class Synthetic:
     """σ of the logarithm; 0 = all alike."""
 
     def __post_init__(self) -> None:
-        if self.sessions < 1 or self.turns < 1:
-            raise ValueError(f"synthetic sessions={self.sessions} of turns={self.turns:g}: both must be 1 or more")
-        for name in ("prompt_tokens", "response_tokens", "tool_tokens", "tool_seconds", "spread"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"synthetic {name}={getattr(self, name):g} must not be negative")
+        for name, value in (("synthetic", self.sessions), ("turns", self.turns)):
+            if not 1 <= value < math.inf:
+                raise ValueError(f"--{name} {value:g} must be 1 or more")
+        for name in ("prompt_tokens", "response_tokens", "tool_tokens", "tool_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name):g} must be a number from 0")
+        if not 0 <= self.spread <= _WIDEST:
+            raise ValueError(f"--spread {self.spread:g} must be from 0 to {_WIDEST:g}")
 
 
 def synthetic_sessions(wanted: Synthetic, seed: str) -> list[Session]:

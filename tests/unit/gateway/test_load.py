@@ -9,10 +9,11 @@ import pytest
 
 from pearl_gateway.load.log import logged_turns
 from pearl_gateway.load.plan import arrivals, plan_groups
+from pearl_gateway.load.recordings import read_sessions, shipped
 from pearl_gateway.load.replay import Style
 from pearl_gateway.load.report import percentile
 from pearl_gateway.load.run import LoadSpec, prepare, run_load
-from pearl_gateway.load.sessions import RecordedTurn, Session, read_sessions, scale, shipped
+from pearl_gateway.load.sessions import RecordedTurn, Session, scale
 from pearl_gateway.load.stream import StreamError, joined
 from pearl_gateway.load.synthetic import Synthetic, synthetic_sessions
 
@@ -47,19 +48,66 @@ def test_rounding_up_never_overflows_the_context() -> None:
 
 
 def test_every_shipped_recording_can_be_replayed() -> None:
-    for name, count in (("synthetic_swe_200", 200), ("trie_office_work_first8", 8)):
+    for name, count in (("synthetic_swe_200", 200), ("trie_office_work_first8", 8), ("sweagent_demo", 4)):
         sessions = read_sessions(shipped(name))
         assert len(sessions) == count
         assert all(one.turns and one.prompt_tokens for one in sessions)
 
 
-def test_wrong_recordings_name_file_and_line(tmp_path: Path) -> None:
+WHOLE = {
+    "num_turns": 1,
+    "input_prompt_length": 5,
+    "assistant_response_length": [4],
+    "tool_call_output_length": [3],
+    "tool_call_latency": [0.5],
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ({"assistant_response_length": None}, "assistant_response_length must be a list"),
+        ({"num_turns": 2}, "assistant_response_length must be a list with an entry for each of the 2 turns"),
+        ({"num_turns": 0}, "the session has no turn: leave it out"),
+        ({"input_prompt_length": -5}, "input_prompt_length: -5 must be a whole number from 1"),
+        ({"assistant_response_length": ["x"]}, r"assistant_response_length\[0\]: 'x' must be a whole number"),
+        ({"tool_call_latency": [-3]}, r"tool_call_latency\[0\]: -3 must be a number of seconds from 0"),
+        ({"turns": [{"appended": 5, "generated": 0}]}, r"turns\[0\].generated: 0 must be a whole number from 1"),
+        ({"turns": [{"appended": 5, "generated": 2, "retained": 1}]}, r"turns\[0\].retained: agents that drop"),
+        ({"turns": [1]}, "turns must be a list of objects"),
+        ("{nope", r"is not JSON \(Expecting property name"),
+        ("[1]", "must be a JSON object"),
+    ],
+)
+def test_wrong_recordings_name_file_line_and_field(tmp_path: Path, line: Any, named: str) -> None:
     path = tmp_path / "x.jsonl"
-    path.write_text('{"num_turns": 1}\n')
-    with pytest.raises(ValueError, match=r"x.jsonl:1: KeyError\('assistant_response_length'\)"):
+    wrong = line if isinstance(line, str) else json.dumps({**WHOLE, **line})
+    path.write_text(json.dumps(WHOLE) + "\n\n" + wrong + "\n")
+    with pytest.raises(ValueError, match=rf"x.jsonl line 3: .*{named}.*docs/pearl-load.md has the format"):
         read_sessions(path)
-    with pytest.raises(ValueError, match="synthetic_swe_200, trie_office_work_first8"):
+
+
+def test_what_is_no_recording_at_all_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="sweagent_demo, synthetic_swe_200, trie_office_work_first8"):
         shipped("nothing")
+    path = tmp_path / "x.jsonl"
+    for content, named in ((b"\xff", "can't decode"), (b"\n", "holds no session")):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=named):
+            read_sessions(path)
+
+
+def test_both_forms_of_recordings_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    turns = [
+        {"appended": 5, "generated": 4, "environmentSeconds": 0.5},
+        {"appended": 3, "generated": 2, "environmentSeconds": 1},
+    ]
+    columns = {**WHOLE, "final_assistant_response_length": 2}
+    path.write_text(json.dumps(columns) + "\n" + json.dumps({"turns": turns}) + "\n")
+    first, second = read_sessions(path)
+    assert first == Session(5, (RecordedTurn(4, 3, 0.5), RecordedTurn(2, 0, 0.0)))
+    assert second == Session(5, (RecordedTurn(4, 3, 0.5), RecordedTurn(2, 0, 1.0)))
 
 
 def test_group_members_share_the_prompt_and_nothing_else() -> None:
@@ -150,7 +198,7 @@ def test_made_up_sessions_are_repeatable_and_lie_around_their_means() -> None:
 def test_made_up_sessions_without_spread_are_what_was_asked_for() -> None:
     (only,) = synthetic_sessions(Synthetic(1, turns=1, prompt_tokens=300, response_tokens=80, spread=0), "a")
     assert only == Session(300, (RecordedTurn(80, 0, 0.0),))
-    with pytest.raises(ValueError, match="tool_seconds=-1"):
+    with pytest.raises(ValueError, match="--tool-seconds -1 must be a number from 0"):
         Synthetic(1, tool_seconds=-1)
 
 
