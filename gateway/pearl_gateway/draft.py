@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from pearl_gateway.engine import Span
+from pearl_gateway.chunks import Span
 from pearl_gateway.trajectory import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pearl_api.wire.gateway import SegmentReason
-    from pearl_gateway.engine import Chunk
+    from pearl_gateway.chunks import Chunk
     from pearl_gateway.fleet import Worker
     from pearl_gateway.trajectory import Trajectory, Turn
     from pearl_gateway.versions import Accepted

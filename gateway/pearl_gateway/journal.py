@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pearl_api.wire.gateway import SegmentReason
-from pearl_gateway.engine import Span
+from pearl_gateway.chunks import Span
 from pearl_gateway.said import Said
 from pearl_gateway.trajectory import Piece, Trajectory, Turn
 

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from pearl_gateway.errors import GatewayError, bad_request, try_later
+from pearl_gateway.admission import Admission
+from pearl_gateway.errors import GatewayError, try_later
 from pearl_gateway.trajectory import Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 _KEPT_ENDED = 64
 """Ended trajectories that stay in memory in any case."""
-_RETRY_AFTER_SECONDS = 1.0
 _ORPHAN = 5.0
 """Seconds after which a turn that nobody reads is stopped."""
 
@@ -53,20 +53,16 @@ class Sessions:
         restored: Mapping[str, Trajectory],
         on_start: Callable[[Trajectory], None],
     ) -> None:
-        self._fleet = fleet
+        self._admission = Admission(fleet, limits, tally, is_admitted)
         self._runner = runner
         self._recorder = recorder
-        self._limits = limits
         self._tally = tally
         self._clock = clock
         self._new_id = new_id
         self._min_version = min_version
         self._current_step = current_step
-        self._is_admitted = is_admitted
         self._may_forget = may_forget
         self._on_start = on_start
-        self._kept_tokens = 0
-        """In the logs of live trajectories, at the last sweep."""
         self._closing: GatewayError | None = None
         self._ended: OrderedDict[str, Trajectory] = OrderedDict()
         self.live: dict[str, Trajectory] = dict(restored)
@@ -88,7 +84,7 @@ class Sessions:
                 return known
             if name in self._ended or self._recorder.has_ended(name):
                 raise _conflict("TrajectoryEnded", f"trajectory {name!r} is over; use a new name")
-        self._admit(identity)
+        self._admission.check(identity)
         now = self._clock()
         trajectory = Trajectory(
             id=name or f"request-{self._new_id()}",
@@ -107,22 +103,6 @@ class Sessions:
         if not trajectory.turns and not trajectory.ids:
             self.live.pop(trajectory.id, None)
 
-    def _admit(self, identity: Identity) -> None:
-        if identity.group is not None and self._is_admitted(identity.group):
-            return
-        if identity.traffic == "eval":
-            if self._tally.eval_turns_in_flight >= self._limits.max_eval_turns:
-                message = f"{self._limits.max_eval_turns} turns of evaluations are in flight (PEARL_MAX_EVAL_TURNS)"
-                raise try_later("TooManyTurns", message, _RETRY_AFTER_SECONDS)
-        elif self._tally.turns_in_flight - self._tally.eval_turns_in_flight >= self._limits.max_turns:
-            message = f"{self._limits.max_turns} turns are in flight (PEARL_MAX_TURNS)"
-            raise try_later("TooManyTurns", message, _RETRY_AFTER_SECONDS)
-        if self._kept_tokens >= self._limits.max_kept_tokens:
-            message = f"live trajectories hold {self._kept_tokens} tokens (PEARL_MAX_KEPT_TOKENS): end some"
-            raise try_later("TooManyTokens", message, 5.0)
-        if not self._fleet.candidates():
-            raise try_later("NoWorker", "no worker is ready; trajectories that run already are queued", 2.0)
-
     def open_turn(self, trajectory: Trajectory, identity: Identity, rendered: Rendered) -> Turn:
         """The turn of a request: the one of the same key if there is one, else a new one; it runs.
 
@@ -131,7 +111,7 @@ class Sessions:
         """
         if self._closing is not None:
             raise self._closing
-        self._check_length(rendered.prompt, "prompt" if rendered.asked else "token_ids")
+        self._admission.check_length(rendered.prompt, "prompt" if rendered.asked else "token_ids")
         number = identity.turn if identity.turn is not None else self._next_number(trajectory)
         known = trajectory.turns.get(number)
         if known is not None and identity.attempt <= known.attempt:
@@ -147,14 +127,6 @@ class Sessions:
         trajectory.turns[number] = turn
         self._start(trajectory, turn)
         return turn
-
-    def _check_length(self, prompt: list[int], field: str) -> None:
-        if not prompt:
-            raise bad_request(f"{field} is empty: send at least one token", param=field)
-        longest = self._limits.max_model_len - 1
-        if len(prompt) > longest:
-            message = f"{field} has {len(prompt)} tokens; at most {longest} leave room for an answer"
-            raise bad_request(message, "ContextLength", param=field)
 
     def repeated(self, identity: Identity, asked: str) -> Turn | None:
         """The running turn of a request that was seen before, without rendering it again; None = it is new."""
@@ -292,7 +264,7 @@ class Sessions:
 
     def sweep(self, now: float) -> None:
         """Stop turns that have run without a reader for a while: their clients left before they began to read."""
-        self._kept_tokens = sum(len(one.ids) for one in self.live.values())
+        self._admission.kept_tokens = sum(len(one.ids) for one in self.live.values())
         for trajectory in list(self.live.values()):
             orphans = [one for one in trajectory.turns.values() if one.readers == 0 and one.accepted_at < now - _ORPHAN]
             self.drop([one for one in orphans if one.running])

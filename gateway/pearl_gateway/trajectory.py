@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pearl_api.wire.gateway import Segment, SegmentReason, TrajectoryExport, TrajectoryProgress
-from pearl_gateway.engine import Span
+from pearl_gateway.chunks import Span
 from pearl_gateway.said import Base
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pearl_gateway.engine import Chunk
+    from pearl_gateway.chunks import Chunk
     from pearl_gateway.errors import GatewayError
     from pearl_gateway.router import RouteKind
     from pearl_gateway.said import Said

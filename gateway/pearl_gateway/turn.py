@@ -29,7 +29,8 @@ from pearl_gateway.tries import Tries
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pearl_gateway.engine import Chunk, EngineClient, Prefilled
+    from pearl_gateway.chunks import Chunk
+    from pearl_gateway.engine import EngineClient, Prefilled
     from pearl_gateway.fleet import Busy, Fleet, Worker
     from pearl_gateway.router import Route
     from pearl_gateway.settings import Limits

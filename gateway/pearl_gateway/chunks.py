@@ -1,0 +1,148 @@
+"""What an engine streams: its events, read by read, as chunks of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from pearl_gateway.errors import EngineError, EngineRefusedError, EngineStalledError, EngineUnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+_DEFAULT_VERSION = "default"
+"""What the engine calls weights that nobody labelled: version 0, the model as it was started."""
+_DRAIN_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Generated tokens [start, end) of one call came from this weight version; None = unlabelled otherwise."""
+
+    version: int | None
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What one read brought: some tokens, perhaps the end."""
+
+    token_ids: list[int]
+    logprobs: list[float | None] | None
+    """Of the chosen tokens; None where none were asked for."""
+    entries: list[dict[str, Any]] | None
+    """The engine's own logprob entries, for clients that asked for them."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    spans: list[Span] | None = None
+    """Only with the end."""
+    routed_experts: str | None = None
+    """Only with the end, where the engine is told to return them."""
+
+
+async def read_chunks(
+    response: aiohttp.ClientResponse, url: str, first_deadline: float, stall_seconds: float
+) -> AsyncIterator[Chunk]:
+    """Chunks of one generation until its end.
+
+    Raises:
+        EngineError: silent past `first_deadline` (of the loop's clock) or for `stall_seconds`, broken off, or refused.
+    """
+    loop = asyncio.get_running_loop()
+    pending = b""
+    deadline = first_deadline
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                data = await response.content.readany()
+        except TimeoutError:
+            raise EngineStalledError(f"{url}: silent past its deadline") from None
+        if not data:
+            raise EngineUnreachableError(f"{url}: the stream ended without a finish reason")
+        pending += data
+        events = pending.split(b"\n\n")
+        pending = events.pop()
+        chunk = _merge(events, url)
+        if chunk is None:
+            continue
+        deadline = loop.time() + stall_seconds
+        yield chunk
+        if chunk.finish_reason is not None:
+            await _drain(response)
+            return
+
+
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Read the end mark, so that the connection can be used again; not worth waiting for."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            await response.content.read()
+
+
+def _merge(events: list[bytes], url: str) -> Chunk | None:
+    """All events of one read as one chunk: work is per read, not per token."""
+    merged: Chunk | None = None
+    for event in events:
+        if not event.startswith(b"data: {"):
+            continue
+        message = json.loads(event[6:])
+        if "error" in message:
+            raise _failed(message, url)
+        for choice in message["choices"]:
+            chunk = _chunk(choice)
+            merged = chunk if merged is None else _join(merged, chunk)
+    return merged
+
+
+def _failed(message: dict[str, Any], url: str) -> EngineError:
+    """What an error event means. vLLM checks some of a request only when its stream has begun, with status 200."""
+    error = message["error"] if isinstance(message["error"], dict) else {}
+    code = error.get("code")
+    if isinstance(code, int) and HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return EngineRefusedError(code, str(error.get("message")), message)
+    return EngineUnreachableError(f"{url}: {str(message['error'])[:300]}")
+
+
+def _chunk(choice: dict[str, Any]) -> Chunk:
+    entries = (choice.get("logprobs") or {}).get("content")
+    return Chunk(
+        token_ids=choice.get("token_ids") or [],
+        logprobs=None if entries is None else [entry["logprob"] for entry in entries],
+        entries=entries,
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=choice.get("stop_reason"),
+        spans=spans_of(choice.get("weight_versions")),
+        routed_experts=choice.get("routed_experts"),
+    )
+
+
+def _join(first: Chunk, second: Chunk) -> Chunk:
+    first.token_ids += second.token_ids
+    if first.logprobs is not None and second.logprobs is not None:
+        first.logprobs += second.logprobs
+    if first.entries is not None and second.entries is not None:
+        first.entries += second.entries
+    first.finish_reason, first.stop_reason, first.spans = second.finish_reason, second.stop_reason, second.spans
+    first.routed_experts = second.routed_experts or first.routed_experts
+    return first
+
+
+def spans_of(found: list[dict[str, Any]] | None) -> list[Span] | None:
+    """The weight versions of an answer as the engine tells them; None where it does not."""
+    if found is None:
+        return None
+    return [Span(parse_version(one["version"]), one["start"], one["end"]) for one in found]
+
+
+def parse_version(label: str) -> int | None:
+    """The engine's label of its weights as a manifest version; None if it is no number."""
+    if label == _DEFAULT_VERSION:
+        return 0
+    return int(label) if label.isdigit() else None
