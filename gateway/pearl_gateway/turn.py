@@ -23,6 +23,7 @@ from pearl_gateway.errors import (
     GatewayError,
 )
 from pearl_gateway.groups import Groups
+from pearl_gateway.handoff import HandoffFailed, Handoffs
 from pearl_gateway.places import Places
 from pearl_gateway.tries import Tries
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pearl_gateway.chunks import Chunk
-    from pearl_gateway.engine import EngineClient, Prefilled
+    from pearl_gateway.engine import EngineClient
     from pearl_gateway.fleet import Busy, Fleet, Worker
     from pearl_gateway.router import Route
     from pearl_gateway.settings import Limits
@@ -45,12 +46,6 @@ _CLOSED_SECONDS = 0.25
 _STATE_SECONDS = 0.5
 _PRIME_SECONDS = 10.0
 """Longest wait of a group's members for the one that computes their prompt."""
-_STUCK_AFTER = 3
-"""Hand-offs in a row that failed on one decode worker before its agent is told."""
-
-
-class _HandoffFailed(Exception):  # noqa: N818 - a reason to go elsewhere, not an error anybody reports
-    """The KV did not get across, or must not be used."""
 
 
 class Runner:
@@ -90,7 +85,9 @@ class Runner:
             local_append_tokens=local_append_tokens,
             staleness=staleness,
         )
-        self._stuck: dict[str, int] = {}
+        self._handoffs = Handoffs(
+            fleet=fleet, engine=engine, limits=limits, tally=tally, clock=clock, prefilled=self._places.prefilled
+        )
 
     async def run(self, trajectory: Trajectory, turn: Turn) -> None:
         """Complete `turn`, or give it an error. Cancelling it stops the engine at once; what came stays."""
@@ -143,7 +140,7 @@ class Runner:
 
     def forget_workers(self) -> None:
         """Drop what is remembered of workers that are gone."""
-        self._stuck = {uid: count for uid, count in self._stuck.items() if uid in self._fleet.workers}
+        self._handoffs.forget_workers()
 
     async def _serve(self, trajectory: Trajectory, turn: Turn, route: Route, weights: Accepted) -> SegmentReason:
         """Try one route; the answer says why it ended. Only refusals raise."""
@@ -157,7 +154,7 @@ class Runner:
         try:
             await self._generate(trajectory, turn, draft)
             reason = await self._after_abort(worker) if turn.finish_reason is None else SegmentReason.COMPLETE
-        except _HandoffFailed:
+        except HandoffFailed:
             reason = SegmentReason.HANDOFF_FAILED
         except EngineWeightsError as error:
             self._fleet.saw_version(draft.called, error.version)
@@ -192,56 +189,11 @@ class Runner:
         # The decode slot is taken before the prefill starts, so that its KV does not wait for one.
         with self._fleet.busy(worker, 0 if draft.prefill else max(uncached, 0), draft.lose) as busy:
             if draft.prefill is not None:
-                await self._hand_off(body, draft.prefill, draft)
+                await self._handoffs.hand_over(body, draft.prefill, draft)
             self._tally.prefilled_tokens += max(uncached, 0)
             self._remember(trajectory, draft)
             await self._stream(draft, body, busy)
             trajectory.cached_tokens = prompt_tokens + len(turn.token_ids) - draft.start
-
-    async def _hand_off(self, body: dict[str, Any], prefill: Worker, draft: Draft) -> None:
-        """Prefill elsewhere and put the KV's address into `body`.
-
-        Raises:
-            EngineError: the prefill worker failed.
-        """
-        self._tally.handoffs += 1
-        draft.called = prefill
-        with self._fleet.busy(prefill, len(body["token_ids"]), draft.lose), self._tally.prefilling():
-            if prefill.facts.url is None or draft.worker.facts.url is None:
-                raise EngineUnreachableError("the worker has no address any more")
-            sent_at = self._clock()
-            call = asyncio.ensure_future(self._prefill(prefill.facts.url, body, draft))
-            draft.closers.append(call.cancel)
-            try:
-                done = await call
-            except asyncio.CancelledError:
-                if not draft.lost:
-                    raise
-                raise EngineUnreachableError("a worker of the pair is gone") from None
-        self._fleet.served(prefill)
-        self._places.prefilled()
-        draft.called = draft.worker
-        # The lease began when the engine was done, however long its answer was on the way.
-        draft.handed_at = self._clock() if done.seconds is None else min(self._clock(), sent_at + done.seconds)
-        if done.version is not None:
-            self._fleet.saw_version(prefill, done.version)
-        await self._learn_version(draft.worker)
-        if done.version != draft.worker.weight_version and draft.worker.weight_version is not None:
-            # The prefill is as good as any; the decode worker computes the prompt under its own weights.
-            self._tally.handoff_failures += 1
-            draft.prefill = None
-            return
-        draft.kv_version, draft.kv_sent = done.version, True
-        body["kv_transfer_params"] = done.kv_transfer_params
-
-    async def _prefill(self, url: str, body: dict[str, Any], draft: Draft) -> Prefilled:
-        return await self._engine.prefill(url, body, self._limits.prefill_seconds, draft.weights)
-
-    async def _learn_version(self, worker: Worker) -> None:
-        """Ask the agent for the loaded version where no answer has told it yet."""
-        if worker.weight_version is None and worker.facts.agent_url is not None:
-            state = await self._engine.agent_state(worker.facts.agent_url, _STATE_SECONDS)
-            worker.weight_version = state.get("weightVersion") if state is not None else None
 
     async def _stream(self, draft: Draft, body: dict[str, Any], busy: Busy) -> None:
         turn, url = draft.turn, draft.worker.facts.url
@@ -251,7 +203,7 @@ class Runner:
         chunks = self._engine.generate(
             url,
             body,
-            first_seconds=self._first_token_by(draft),
+            first_seconds=self._handoffs.first_token_by(draft),
             stall_seconds=self._limits.stall_seconds,
             on_open=draft.closers.append,
             on_version=lambda version: self._told(draft, version),
@@ -269,7 +221,7 @@ class Runner:
                         return
         except EngineStalledError:
             if draft.first and draft.kv_sent:
-                await self._handoff_stalled(draft)
+                await self._handoffs.stalled(draft)
             raise
 
     def _told(self, draft: Draft, version: int) -> None:
@@ -285,17 +237,6 @@ class Runner:
         await stops.begin()
         return stops
 
-    def _first_token_by(self, draft: Draft) -> float:
-        """Seconds until the first token must be there; raises _HandoffFailed if the KV is too old to be sent."""
-        if not draft.kv_sent or draft.prefill is None:
-            return self._limits.stall_seconds
-        borrowed, age = draft.prefill.facts.borrowed, self._clock() - draft.handed_at
-        if age > self._limits.kv_age_share * self._limits.lease(borrowed=borrowed):
-            self._tally.handoff_failures += 1
-            self._fleet.fail_link(draft.prefill, draft.worker)
-            raise _HandoffFailed
-        return self._limits.fetch_by(borrowed=borrowed, age=age)
-
     def _first_chunk(self, turn: Turn, draft: Draft, busy: Busy) -> None:
         draft.first = False
         self._groups.primed(draft.trajectory.group)
@@ -306,40 +247,16 @@ class Runner:
         if turn.first_token_at is None:
             turn.first_token_at = self._clock()
         if draft.prefill is not None:
-            self._fleet.mend_link(draft.prefill, draft.worker)
-            self._stuck.pop(draft.worker.facts.uid, None)
+            self._handoffs.arrived(draft.prefill, draft.worker)
 
     def _final_chunk(self, draft: Draft, chunk: Chunk) -> None:
         turn = draft.turn
         if chunk.spans:
             self._fleet.saw_version(draft.worker, chunk.spans[-1].version)
             if draft.kv_version is not None and chunk.spans[0].version != draft.kv_version:
-                self._mixed(draft)
+                self._handoffs.mixed(draft)
         if chunk.finish_reason != "abort":
             turn.finish_reason, turn.stop_reason = chunk.finish_reason, chunk.stop_reason
-
-    def _mixed(self, draft: Draft) -> None:
-        """The decode worker got new weights between the check and the request: KV of v was used under v'."""
-        self._tally.mixed_versions += 1
-        self._tally.handoff_failures += 1
-        if draft.turn.shown > draft.start:
-            return  # a stream has passed tokens on; the segments say under which weights they were made
-        self._tally.wasted_tokens += len(draft.turn.token_ids) - draft.start
-        draft.turn.cut(draft.start)
-        raise _HandoffFailed
-
-    async def _handoff_stalled(self, draft: Draft) -> None:
-        """The decode worker could not fetch the KV in time although both look healthy."""
-        self._tally.handoff_failures += 1
-        assert draft.prefill is not None  # noqa: S101 - the caller checked; this is for the type checker
-        self._fleet.fail_link(draft.prefill, draft.worker)
-        uid = draft.worker.facts.uid
-        self._stuck[uid] = self._stuck.get(uid, 0) + 1
-        if self._stuck[uid] >= _STUCK_AFTER and draft.worker.facts.agent_url:
-            self._stuck[uid] = 0
-            detail = f"{_STUCK_AFTER} hand-offs in a row did not arrive, the last from {draft.prefill.facts.pod}"
-            await self._engine.report(draft.worker.facts.agent_url, "stuckTransfers", detail)
-        raise _HandoffFailed
 
     def _remember(self, trajectory: Trajectory, draft: Draft) -> None:
         if trajectory.first_version is None and self._measured_from() == "Dispatch":
