@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from pearl_gateway.chunks import Span
-from pearl_gateway.trajectory import Piece
+from pearl_gateway.turn_state import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pearl_api.wire.gateway import SegmentReason
     from pearl_gateway.chunks import Chunk
     from pearl_gateway.fleet import Worker
-    from pearl_gateway.trajectory import Trajectory, Turn
+    from pearl_gateway.trajectory import Trajectory
+    from pearl_gateway.turn_state import Turn
     from pearl_gateway.versions import Accepted
 
 _LONGEST_SALT = 128

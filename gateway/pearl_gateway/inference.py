@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pearl_gateway.gateway import Gateway
     from pearl_gateway.identity import Identity
     from pearl_gateway.said import Base
-    from pearl_gateway.trajectory import Trajectory, Turn
+    from pearl_gateway.trajectory import Trajectory
+    from pearl_gateway.turn_state import Turn
 
 _PASSED_ON = ("cache_salt", "priority", "reasoning_ended", "reasoning_parser_kwargs")
 """Fields of the engine's request that only the engine understands."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pearl_api.wire.gateway import SegmentReason
 from pearl_gateway.chunks import Span
 from pearl_gateway.said import Said
-from pearl_gateway.trajectory import Piece, Trajectory, Turn
+from pearl_gateway.trajectory import Trajectory
+from pearl_gateway.turn_state import Piece, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

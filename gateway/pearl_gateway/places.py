@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pearl_gateway.fleet import Fleet, Worker
     from pearl_gateway.groups import Groups
     from pearl_gateway.tally import Tally
-    from pearl_gateway.trajectory import Trajectory, Turn
+    from pearl_gateway.trajectory import Trajectory
+    from pearl_gateway.turn_state import Turn
 
 _LOOK_SECONDS = 0.25
 """Longest time until a change that nobody announced (a gate that opened, a turn that ended) is seen."""

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pearl_gateway.said import Said
     from pearl_gateway.storage import Storage
     from pearl_gateway.tally import Tally
-    from pearl_gateway.trajectory import Trajectory, Turn
+    from pearl_gateway.trajectory import Trajectory
+    from pearl_gateway.turn_state import Turn
 
 _LOG = logging.getLogger(__name__)
 _ROUTES = {

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from pearl_gateway.admission import Admission
 from pearl_gateway.errors import GatewayError, try_later
-from pearl_gateway.trajectory import Trajectory, Turn
+from pearl_gateway.trajectory import Trajectory
+from pearl_gateway.turn_state import Turn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping

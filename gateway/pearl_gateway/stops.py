@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pearl_gateway.text import TextService
-    from pearl_gateway.trajectory import Turn
+    from pearl_gateway.turn_state import Turn
 
 
 def stop_strings(stop: object) -> list[str]:

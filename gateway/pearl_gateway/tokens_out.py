@@ -11,7 +11,7 @@ from pearl_gateway.text import PROMPT_TAIL
 
 if TYPE_CHECKING:
     from pearl_gateway.text import TextService
-    from pearl_gateway.trajectory import Turn
+    from pearl_gateway.turn_state import Turn
 
 _DECODING = ("skip_special_tokens", "spaces_between_special_tokens", "model")
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from pearl_gateway.settings import Limits
     from pearl_gateway.stops import StopWatch
     from pearl_gateway.tally import Tally
-    from pearl_gateway.trajectory import Trajectory, Turn
+    from pearl_gateway.trajectory import Trajectory
+    from pearl_gateway.turn_state import Turn
     from pearl_gateway.versions import Accepted, Staleness
 
 _LOG = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pearl_gateway.tokens_in import Rendered, are_token_ids
 
 if TYPE_CHECKING:
     from pearl_gateway.text import TextService
-    from pearl_gateway.trajectory import Turn
+    from pearl_gateway.turn_state import Turn
 
 _SAME = (
     "temperature",

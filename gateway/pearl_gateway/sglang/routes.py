@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pearl_gateway.gateway import Gateway
     from pearl_gateway.inference import Inference
-    from pearl_gateway.trajectory import Turn
+    from pearl_gateway.turn_state import Turn
 
     Handler = Callable[[Request], Awaitable[Response]]
 

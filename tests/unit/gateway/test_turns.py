@@ -337,7 +337,7 @@ async def test_streamed_tokens_are_the_whole_answer_in_order(bench: Bench) -> No
 
 
 async def test_kv_is_as_old_as_the_prefill_worker_says_however_late_its_answer_arrives(bench: Bench) -> None:
-    bench.gateway.runner._limits = replace(bench.gateway.settings.limits, kv_lease_seconds=0.5)
+    bench.gateway.runner._handoffs._limits = replace(bench.gateway.settings.limits, kv_lease_seconds=0.5)
     await bench.engine(Role.PREFILL, tells=True, answer_late=0.4)  # more than 60 % of the lease, which runs at once
     decode = await bench.engine(Role.DECODE)
     prompt = [1, 2, 3, 4, 5]
