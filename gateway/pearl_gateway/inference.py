@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from pearl_gateway.answers import request_id, token_answer
 from pearl_gateway.asgi import CLIENT_LEFT, EventStream, json_body, json_response, while_connected
 from pearl_gateway.errors import GatewayError, bad_request
 from pearl_gateway.identity import read_identity
 from pearl_gateway.said import asked, said_chat, said_text
 from pearl_gateway.sampling import check_options, check_sampling, check_stream, sample, samples_of
+from pearl_gateway.streams import Streams
 from pearl_gateway.tokens_in import Rendered, TokensIn, are_token_ids, refuse_transfer, refuse_unsupported
-from pearl_gateway.tokens_out import StreamUsage, TextStream, TokensOut, stream_usage, usage, usage_of
+from pearl_gateway.tokens_out import TokensOut
+from pearl_gateway.usage import stream_usage, usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -41,6 +42,7 @@ class Inference:
         self._gateway = gateway
         self._tokens_in = TokensIn(gateway.text)
         self._tokens_out = TokensOut(gateway.text)
+        self._streams = Streams(gateway.sessions, gateway.text)
 
     async def generate(self, request: Request) -> Response:
         """Token ids in, token ids out."""
@@ -60,7 +62,7 @@ class Inference:
         turn = self.open_turn(identity, Rendered(prompt, sampling, extra))
         with_logprobs = sampling.get("logprobs") is not None
         if body.get("stream"):
-            return EventStream(self._token_events(turn, stream_usage(body), with_logprobs=with_logprobs))
+            return EventStream(self._streams.token_events(turn, stream_usage(body), with_logprobs=with_logprobs))
         done = await while_connected(request, self._gateway.sessions.answer(turn))
         if done is None:
             return _left()
@@ -76,7 +78,7 @@ class Inference:
     async def _completions(self, body: dict[str, Any], identity: Identity) -> Response:
         turns, samples = await self._turns(body, identity, self._tokens_in.completion)
         if body.get("stream"):
-            return EventStream(self._text_events(body, turns, samples, chat=False))
+            return EventStream(self._text_events(body, turns, samples, "text_completion"))
         await self._answers(turns)
         choices = [await self._tokens_out.completion_choice(body, turn, at) for at, turn in enumerate(turns)]
         self._remember(turns[0], body, {"content": choices[0]["text"]})
@@ -91,7 +93,7 @@ class Inference:
     async def _chat(self, body: dict[str, Any], identity: Identity) -> Response:
         turns, samples = await self._turns(body, identity, self._rendered_chat)
         if body.get("stream"):
-            return EventStream(self._text_events(body, turns, samples, chat=True))
+            return EventStream(self._text_events(body, turns, samples, "chat.completion.chunk"))
         await self._answers(turns)
         choices = [await self._tokens_out.chat_choice(body, turn, at) for at, turn in enumerate(turns)]
         self._remember(turns[0], body, choices[0]["message"])
@@ -193,155 +195,12 @@ class Inference:
             "choices": choices,
         }
 
-    async def _text_events(
-        self, body: dict[str, Any], turns: list[Turn], samples: int, *, chat: bool
-    ) -> AsyncGenerator[bytes]:
-        kind = "chat.completion.chunk" if chat else "text_completion"
-        streams = [TextStream(self._gateway.text, body, turn, chat=chat) for turn in turns]
-        said, counts, head = _Said(), stream_usage(body), self._envelope(turns, kind, [])
-        unsaid = {"prompt_token_ids": turns[0].prompt} if chat and body.get("return_token_ids") else {}
-        async with aclosing(self._follow_all(turns)) as ranges:
-            async for at, start, end in ranges:
-                turn = turns[at]
-                if turn.error is not None:
-                    raise turn.error
-                choice = await streams[at].push(start, end, last=turn.settled and end == len(turn.token_ids))
-                choice["index"] = at
-                said.add(choice)
-                event = {**head, **unsaid, "choices": [choice]}
-                if counts is StreamUsage.ALWAYS:
-                    event["usage"] = usage_of(len(turn.prompt), end)
-                unsaid = {}
-                yield _event(event)
-        if len(turns) == 1:
-            self._remember(turns[0], body, said.message())
-        if counts is not StreamUsage.NEVER:
-            yield _event({**head, "usage": usage(turns, samples)})
+    def _text_events(self, body: dict[str, Any], turns: list[Turn], samples: int, kind: str) -> AsyncGenerator[bytes]:
+        def ended(message: dict[str, Any]) -> None:
+            self._remember(turns[0], body, message)
 
-    async def _follow_all(self, turns: list[Turn]) -> AsyncGenerator[tuple[int, int, int]]:
-        """(index of the turn, start, end) of new tokens, as `follow` gives them."""
-        if len(turns) == 1:
-            async with aclosing(self.follow(turns[0])) as ranges:
-                async for start, end in ranges:
-                    yield 0, start, end
-            return
-        news: asyncio.Queue[tuple[int, int, int] | None] = asyncio.Queue(maxsize=len(turns))
-
-        async def pump(at: int, turn: Turn) -> None:
-            async with aclosing(self.follow(turn)) as ranges:
-                async for start, end in ranges:
-                    await news.put((at, start, end))
-            await news.put(None)
-
-        pumps = [asyncio.ensure_future(pump(at, turn)) for at, turn in enumerate(turns)]
-        try:
-            left = len(turns)
-            while left:
-                found = await news.get()
-                if found is None:
-                    left -= 1
-                else:
-                    yield found
-        finally:
-            for one in pumps:
-                one.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-
-    async def _token_events(self, turn: Turn, counts: StreamUsage, *, with_logprobs: bool) -> AsyncGenerator[bytes]:
-        head = {"request_id": request_id(turn), "output_mode": "tokens"}
-        async with aclosing(self.follow(turn)) as ranges:
-            async for start, end in ranges:
-                choice: dict[str, Any] = {
-                    "index": 0,
-                    "token_ids": turn.token_ids[start:end],
-                    "finish_reason": None,
-                    "stop_reason": None,
-                    "logprobs": {"content": turn.entries[start:end]} if with_logprobs else None,
-                }
-                if turn.error is not None:
-                    raise turn.error
-                if turn.settled and end == len(turn.token_ids):
-                    choice.update(finish_reason=turn.finish_reason, stop_reason=turn.stop_reason)
-                    choice["weight_versions"] = weight_versions(turn)
-                event: dict[str, Any] = {**head, "choices": [choice]}
-                if counts is StreamUsage.ALWAYS:
-                    event["usage"] = usage_of(len(turn.prompt), end)
-                yield _event(event)
-        if counts is not StreamUsage.NEVER:
-            yield _event({**head, "choices": [], "usage": usage([turn])})
-
-    async def follow(self, turn: Turn) -> AsyncGenerator[tuple[int, int]]:
-        """Ranges of new tokens as they come; the last one may be empty and comes when the turn is settled."""
-        sent = 0
-        async with self._gateway.sessions.reading(turn):
-            while True:
-                end, settled = turn.visible, turn.settled
-                if end > sent or settled:
-                    turn.shown = max(turn.shown, end)
-                    yield sent, end
-                    sent = end
-                    if settled:
-                        return
-                else:
-                    await turn.wait()
-
-
-class _Said:
-    """The assistant's message, put together from streamed choices."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self._calls: dict[int, dict[str, str]] = {}
-
-    def add(self, choice: dict[str, Any]) -> None:
-        """One streamed choice."""
-        delta = choice.get("delta") or {}
-        self.text += choice.get("text") or delta.get("content") or ""
-        for call in delta.get("tool_calls") or []:
-            known = self._calls.setdefault(call.get("index", 0), {"name": "", "arguments": ""})
-            function = call.get("function") or {}
-            known["name"] += function.get("name") or ""
-            known["arguments"] += function.get("arguments") or ""
-
-    def message(self) -> dict[str, Any]:
-        """As an assistant message."""
-        calls = [{"function": call} for _, call in sorted(self._calls.items())]
-        return {"role": "assistant", "content": self.text, "tool_calls": calls}
-
-
-def _event(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, separators=(",", ":")).encode()
+        return self._streams.text_events(body, turns, samples, self._envelope(turns, kind, []), ended)
 
 
 def _left() -> Response:
     return Response(status_code=CLIENT_LEFT)
-
-
-def request_id(turn: Turn) -> str:
-    """The id of an answer."""
-    return f"{turn.trajectory}/{turn.number}/{turn.attempt}"
-
-
-def weight_versions(turn: Turn) -> list[dict[str, Any]]:
-    """Weight versions of the answer's tokens; null where a worker died before it told."""
-    spans = [span for piece in turn.pieces for span in piece.spans]
-    return [{"version": span.version, "start": span.start, "end": span.end} for span in spans]
-
-
-def token_answer(turn: Turn, *, with_logprobs: bool) -> dict[str, Any]:
-    """The whole answer in the shape of the engine's own token path, with versions as numbers."""
-    return {
-        "request_id": request_id(turn),
-        "usage": usage([turn]),
-        "output_mode": "tokens",
-        "choices": [
-            {
-                "index": 0,
-                "token_ids": turn.token_ids,
-                "finish_reason": turn.finish_reason,
-                "stop_reason": turn.stop_reason,
-                "logprobs": {"content": turn.entries} if with_logprobs else None,
-                "weight_versions": weight_versions(turn),
-            }
-        ],
-    }

@@ -382,6 +382,7 @@ def read(response: httpx.Response) -> dict[str, Any]:
 
 async def differences(real: RealBench, name: str) -> list[Difference]:
     path, body = CALLS[name]
+    real.gateway.fleet.remove("b")
     engine = read(real.engines[0].call("POST", path, body))
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     gateway = read(await real.client.post(path, content=content, headers={"Content-Type": "application/json"}))

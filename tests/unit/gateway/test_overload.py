@@ -191,7 +191,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_others_are_served(benc
     await bench.engine(tokens_per_chunk=200)
     config = server_config(create_app(bench.gateway), Limits(**QUICK), host="127.0.0.1", port=0)
     server = uvicorn.Server(config)
-    heard = listener(config, 0.3)
+    heard = listener(config, 1.5)
     heard.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     task = asyncio.create_task(server.serve([heard]))
     await bench.until(lambda: server.started)
