@@ -103,6 +103,11 @@ class Draft:
         return self.version_before if self.version_before == self.worker.weight_version else None
 
 
+def bound_by_grammar(turn: Turn) -> bool:
+    """Whether the answer must have a structure: the engine's grammar cannot be entered in its middle."""
+    return turn.sampling.get("structured_outputs") is not None
+
+
 def engine_request(turn: Turn, max_model_len: int) -> dict[str, Any]:
     """The engine's request for what is still missing of the answer."""
     done = len(turn.token_ids)

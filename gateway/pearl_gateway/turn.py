@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pearl_api.names import Activity
 from pearl_api.wire.gateway import SegmentReason
-from pearl_gateway.draft import Draft, engine_request, room, salt_with_version
+from pearl_gateway.draft import Draft, bound_by_grammar, engine_request, room, salt_with_version
 from pearl_gateway.errors import (
     EngineClosedError,
     EngineRefusedError,
@@ -21,6 +21,7 @@ from pearl_gateway.errors import (
     EngineUnreachableError,
     EngineWeightsError,
     GatewayError,
+    try_later,
 )
 from pearl_gateway.groups import Groups
 from pearl_gateway.handoff import HandoffFailed, Handoffs
@@ -119,6 +120,8 @@ class Runner:
             EngineRefusedError: the request itself is wrong.
         """
         tries = Tries(self._clock())
+        if not turn.complete and bound_by_grammar(turn):
+            self._begin_anew(turn)
         while not turn.complete:
             if room(turn, self._limits.max_model_len) <= 0:
                 turn.finish_reason = "length"
@@ -130,10 +133,23 @@ class Runner:
             if reason is SegmentReason.COMPLETE:
                 return
             progress = len(turn.token_ids) > before
+            if progress and bound_by_grammar(turn):
+                progress = False
+                if self._begin_anew(turn):
+                    message = "a structured answer cannot be continued elsewhere: repeat the request for a new one"
+                    raise try_later("StructureInterrupted", message, 0.5)
             if progress or reason is not SegmentReason.DRAINED:
                 self._tally.resumes += 1
             tries.note(route, reason, self._clock(), progress=progress)
             tries.check(self._clock(), self._limits.queue_seconds)
+
+    def _begin_anew(self, turn: Turn) -> bool:
+        """Drop what came of an answer; whether a stream has passed some of it on."""
+        shown, turn.shown = turn.shown, 0
+        self._tally.wasted_tokens += len(turn.token_ids)
+        turn.cut(0)
+        turn.pieces.clear()
+        return shown > 0
 
     def forget_group(self, group: str) -> None:
         """The group is over; nobody will ask for its prompt again."""

@@ -360,3 +360,49 @@ async def test_client_that_comes_back_while_its_turn_is_being_stopped_gets_the_a
         assert (await bench.gateway.sessions.answer(turn)).token_ids == bench.continuation([8], 5)
         assert bench.tokens(await left) == bench.continuation([8], 5)
     assert trajectory.turns_done == 1
+
+
+BOUND = {"structured_outputs": {"choice": ["yes", "no"]}}
+
+
+async def test_a_structured_answer_begins_anew_where_its_worker_is_lost(bench: Bench) -> None:
+    await bench.engine(stop_after=2)
+    other = await bench.engine()
+    assert bench.tokens(await bench.generate([1, 2], 5, sampling=BOUND)) == bench.continuation([1, 2], 5)
+    assert [one["token_ids"] for one in other.requests] == [[1, 2]]
+    export = await bench.export("t1")
+    assert [(one["worker"], one["start"], one["end"]) for one in export["segments"]] == [("pod-b", 2, 7)]
+    assert (await bench.stats())["counters"]["wastedTokens"] == 2
+
+
+async def test_a_structured_answer_that_breaks_every_worker_is_given_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pearl_gateway.tries._RETRY_SECONDS", (0.0,))
+    for _ in range(7):
+        await bench.engine(stop_after=2)
+    answer = await bench.generate([1, 2], 5, sampling=BOUND)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "WorkerLost")
+    assert sum(len(engine.requests) for engine in bench.engines) == 6
+
+
+async def test_a_structured_stream_that_has_shown_tokens_says_that_it_broke_and_may_be_repeated(bench: Bench) -> None:
+    engine = await bench.engine(pause=0.05, abort_after=3)
+    answer = await bench.generate([1, 2], 5, turn=0, stream=True, sampling=BOUND)
+    *_, last, _done = answer.text.strip().split("\n\n")
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("StructureInterrupted", 503)
+    assert bench.tokens(await bench.generate([1, 2], 5, turn=0, sampling=BOUND)) == bench.continuation([1, 2], 5)
+    assert [one["token_ids"] for one in engine.requests] == [[1, 2], [1, 2]]
+
+
+async def test_a_structured_answer_whose_client_comes_back_begins_anew(bench: Bench) -> None:
+    engine = await bench.engine(stall_after=2)
+    left = asyncio.create_task(bench.generate([1], 5, turn=0, stream=True, sampling=BOUND))
+    await bench.until(lambda: bench.received("t1") == 2)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    await bench.until(lambda: bench.gateway.tally.turns_in_flight == 0)
+    engine.stall_after = None
+    assert bench.tokens(await bench.generate([1], 5, turn=0, sampling=BOUND)) == bench.continuation([1], 5)
+    assert [one["token_ids"] for one in engine.requests] == [[1], [1]]
