@@ -31,6 +31,15 @@ class Finished:
     """Weight version of its first token."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What the batches need of the log of a trajectory that is over."""
+
+    group: str | None
+    version: int | None
+    """Weight version of its first token."""
+
+
 @dataclass(slots=True)
 class Batch:
     """One batch and how far it is."""
@@ -139,15 +148,20 @@ class Batches:
 
     def started(self, trajectory: Trajectory) -> None:
         """A trajectory sent its first turn."""
-        batch = self.by_step.get(trajectory.step) if trajectory.step is not None else None
-        if batch is not None and trajectory.traffic == "train" and trajectory.id not in batch.started:
-            self._write({"event": "start", "step": trajectory.step, "trajectory": trajectory.id})
+        if trajectory.step is not None and trajectory.traffic == "train":
+            self.start(trajectory.step, trajectory.id)
 
-    def finish(self, step: int, message: FinishTrajectory, known: Trajectory | None) -> BatchProgress:
-        """A trajectory reached its end; `known` is its log, if it ever sent a turn."""
+    def start(self, step: int, name: str) -> None:
+        """The same of a training trajectory by name; harmless for a step that is not known."""
+        batch = self.by_step.get(step)
+        if batch is not None and name not in batch.started:
+            self._write({"event": "start", "step": step, "trajectory": name})
+
+    def finish(self, step: int, message: FinishTrajectory, ended: Ended | None) -> BatchProgress:
+        """A trajectory reached its end; `ended`: None if it never sent a turn."""
         if message.trajectory not in self.get(step).finished:
-            group = message.group or (known.group if known is not None else None) or message.trajectory
-            version = known.first_version if known is not None else None
+            group = message.group or (ended.group if ended is not None else None) or message.trajectory
+            version = ended.version if ended is not None else None
             event = {"event": "finish", "step": step, "trajectory": message.trajectory}
             self._write({**event, "group": group, "version": version})
         return self.progress(step)
@@ -160,9 +174,13 @@ class Batches:
     def consume(self, step: int, key: str | None = None) -> list[str]:
         """Finished trajectories that were not handed out before; they count as handed out now, under `key`."""
         names = list(self.get(step).unconsumed())
+        self.hand_out(step, names, key)
+        return names
+
+    def hand_out(self, step: int, names: list[str], key: str | None) -> None:
+        """These finished trajectories count as handed out from now on."""
         if names:
             self._write({"event": "consume", "step": step, "trajectories": names, "key": key})
-        return names
 
     def must_hand_out(self, step: int | None, name: str) -> bool:
         """Whether an open batch still has to hand out this trajectory."""
@@ -171,13 +189,17 @@ class Batches:
 
     def ready(self) -> int:
         """Finished trajectories that open batches still have to hand out."""
-        return sum(len(one.unconsumed()) for one in self.by_step.values() if not one.closed)
+        return len(self.waiting())
 
     def waits_for(self, name: str) -> bool:
         """Whether any open batch still has to hand out the trajectory."""
         return any(
             not one.closed and name in one.finished and name not in one.consumed for one in self.by_step.values()
         )
+
+    def waiting(self) -> list[str]:
+        """Finished trajectories that open batches still have to hand out."""
+        return [name for one in self.by_step.values() if not one.closed for name in one.unconsumed()]
 
     def waiting_versions(self) -> list[int]:
         """First weight versions of finished trajectories that open batches still have to hand out."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pearl_api.names import Activity, Role
+from pearl_gateway.elsewhere import NOWHERE
 from pearl_gateway.router import Candidate
 from pearl_gateway.versions import Loaded
 
@@ -87,6 +88,8 @@ class Fleet:
         """Called when anything changed."""
         self.lenders: dict[str, str] = {}
         """Of borrowers, by the URLs of their engines and agents."""
+        self.elsewhere = NOWHERE
+        """Load of the same workers by other processes of this gateway; counted in wherever loads are compared."""
         self.changes = 0
         """How often a worker changed its role: what a trajectory compares from turn to turn."""
 
@@ -197,7 +200,7 @@ class Fleet:
                 uid=uid,
                 role=worker.facts.role,
                 load=self._load(worker, now),
-                prefill_tokens=worker.prefill_tokens,
+                prefill_tokens=worker.prefill_tokens + self.elsewhere.load(uid).prefill_tokens,
                 version=worker.weight_version,
             )
             for uid, worker in self.workers.items()
@@ -219,7 +222,11 @@ class Fleet:
         """Workers that can tokenise, least loaded first: that needs no place in a batch."""
         now = self._clock()
         found = [worker for worker in self.workers.values() if self.usable(worker, now)]
-        return sorted(found, key=lambda worker: worker.in_flight)
+        return sorted(found, key=self.in_flight)
+
+    def in_flight(self, worker: Worker) -> int:
+        """Requests on it, those of other processes included."""
+        return worker.in_flight + self.elsewhere.load(worker.facts.uid).in_flight
 
     @contextmanager
     def busy(self, worker: Worker, prefill_tokens: int, on_lost: Callable[[], None]) -> Iterator[Busy]:
@@ -244,7 +251,7 @@ class Fleet:
     def loaded(self) -> list[Loaded]:
         """The weights of all workers that have an agent to tell them."""
         return [
-            Loaded(worker.weight_version, worker.in_flight > 0)
+            Loaded(worker.weight_version, self.in_flight(worker) > 0)
             for worker in self.workers.values()
             if worker.facts.agent_url is not None
         ]
@@ -266,7 +273,8 @@ class Fleet:
         return max(known, default=None)
 
     def _load(self, worker: Worker, now: float) -> float:
-        load = worker.in_flight + worker.prefill_tokens / _PREFILL_TOKENS_PER_REQUEST
+        prefill_tokens = worker.prefill_tokens + self.elsewhere.load(worker.facts.uid).prefill_tokens
+        load = self.in_flight(worker) + prefill_tokens / _PREFILL_TOKENS_PER_REQUEST
         if worker.back_since is None:
             return load
         share = (now - worker.back_since) / _SLOW_START_SECONDS

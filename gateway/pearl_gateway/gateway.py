@@ -7,10 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pearl_gateway.batches import Batches
+from pearl_gateway.batches import Batches, Ended
+from pearl_gateway.books import OwnBooks
 from pearl_gateway.consumer import Consumer
 from pearl_gateway.engine import EngineClient
 from pearl_gateway.fleet import Fleet, Worker
+from pearl_gateway.groups import Groups
 from pearl_gateway.journal import restore
 from pearl_gateway.permits import Bounds, Permits
 from pearl_gateway.records import Recorder
@@ -22,11 +24,12 @@ from pearl_gateway.turn import Runner
 from pearl_gateway.versions import Staleness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
 
     import aiohttp
 
     from pearl_api.wire.gateway import AbortTrajectory, BatchProgress, FinishTrajectory, TrajectoryExport
+    from pearl_gateway.books import Books, Shared
     from pearl_gateway.settings import Settings
     from pearl_gateway.storage import Storage
     from pearl_gateway.trajectory import Trajectory
@@ -69,6 +72,7 @@ class Gateway:
         wall: Callable[[], float],
         new_id: Callable[[], str],
         storage: Storage | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self.settings = settings
         self.clock = clock
@@ -89,11 +93,15 @@ class Gateway:
             self.fleet.lenders,
         )
         self.text = TextService(self.fleet, self.engine, clock, settings.limits.queue_seconds)
-        self.batches = Batches(wall, storage)
+        self.batches = Batches(wall, storage if shared is None else None)
+        self.permits = Permits(self._bounds)
+        self._books: Books = OwnBooks(self.batches, self.permits) if shared is None else shared.books
         self.consumer = Consumer()
         if storage is not None:
-            storage.needed = self.batches.waits_for
-        self.recorder = Recorder(self.tally, storage, clock, storage.read_profile() if storage is not None else None)
+            storage.needed = self._books.waits_for
+        profile = storage.read_profile() if storage is not None and shared is None else None
+        self.recorder = Recorder(self.tally, storage, clock, profile, None if shared is None else shared.record)
+        self.groups = Groups() if shared is None else shared.groups
         self.runner = Runner(
             fleet=self.fleet,
             engine=self.engine,
@@ -105,8 +113,8 @@ class Gateway:
             staleness=self.routing.staleness,
             keeps_kv=lambda: self.routing.on_update == "KeepKV",
             stop_watch=lambda turn: StopWatch(turn, self.text),
+            groups=self.groups,
         )
-        self.permits = Permits(self._bounds)
         self.sessions = Sessions(
             fleet=self.fleet,
             runner=self.runner,
@@ -115,28 +123,40 @@ class Gateway:
             tally=self.tally,
             clock=clock,
             new_id=new_id,
-            min_version=self.batches.min_version,
-            current_step=self.batches.current,
-            is_admitted=self.permits.is_admitted,
+            min_version=self._books.min_version,
+            current_step=self._books.current,
+            is_admitted=self._books.is_admitted,
             may_forget=lambda one: storage is not None or not self.batches.must_hand_out(one.step, one.id),
             restored=restore(storage.read_turns(), clock()) if storage is not None else {},
-            on_start=self.batches.started,
+            on_start=self._books.started,
         )
         self._probes: set[asyncio.Task[None]] = set()
 
     def finish(self, step: int, message: FinishTrajectory) -> BatchProgress:
         """A trajectory reached its end."""
         self.batches.get(step)
-        known = self.sessions.end(message.trajectory, aborted=False, reward=message.reward, cause=None)
-        self._ended(known)
-        return self.batches.finish(step, message, known)
+        return self.finished(step, message, self.end_trajectory(message.trajectory, reward=message.reward))
+
+    def finished(self, step: int, message: FinishTrajectory, ended: Ended | None) -> BatchProgress:
+        """The log of a trajectory was ended as finished, here or in another process; None = it never sent a turn."""
+        self._note_end(message.trajectory, ended)
+        return self.batches.finish(step, message, ended)
 
     def abort(self, step: int, message: AbortTrajectory) -> BatchProgress:
         """A trajectory ended early."""
         self.batches.get(step)
-        known = self.sessions.end(message.trajectory, aborted=True, reward=None, cause=message.cause[:_MOST_CAUSE])
-        self._ended(known)
+        return self.aborted(step, message, self.end_trajectory(message.trajectory, cause=message.cause))
+
+    def aborted(self, step: int, message: AbortTrajectory, ended: Ended | None) -> BatchProgress:
+        """The same of one that was aborted."""
+        self._note_end(message.trajectory, ended)
         return self.batches.abort(step, message)
+
+    def end_trajectory(self, name: str, *, reward: float | None = None, cause: str | None = None) -> Ended | None:
+        """End the log of a trajectory, aborted where there is a cause; None if it never sent a turn."""
+        short = None if cause is None else cause[:_MOST_CAUSE]
+        known = self.sessions.end(name, aborted=cause is not None, reward=reward, cause=short)
+        return None if known is None else Ended(known.group, known.first_version)
 
     def consume(self, step: int, key: str | None = None) -> list[TrajectoryExport]:
         """Finished trajectories of a step that were not handed out before; again to who repeats its `key`."""
@@ -147,9 +167,7 @@ class Gateway:
         exports = [one for one in found if one is not None]
         if exports:
             self.consumer.fetched(self.clock())
-        current = max(self.fleet.versions(), default=0)
-        for one in exports:
-            self._count_ages(one, current)
+        self.count_ages(one.versions for one in exports)
         return exports
 
     def export(self, name: str) -> TrajectoryExport | None:
@@ -168,17 +186,20 @@ class Gateway:
         self.consumer.wants(self.fleet.wanted_version(), now)
         for one in list(self.sessions.live.values()):
             if one.idle_since is not None and now - one.idle_since > idle:
-                self._ended(self.sessions.end(one.id, aborted=True, reward=None, cause="idle"))
-        groups = {one.group for one in self.sessions.live.values() if one.group is not None}
+                self._end_here(one.id, "idle")
         self.runner.forget_workers()
-        for group in self.permits.expire(idle, groups):
+        for group in self.permits.expire(idle, self.live_groups() | self.fleet.elsewhere.groups):
             self.runner.forget_group(group)
+
+    def live_groups(self) -> set[str]:
+        """Groups with live trajectories in this process."""
+        return {one.group for one in self.sessions.live.values() if one.group is not None}
 
     def _abort_stale(self) -> None:
         newest = self._newest_version()
         for one in self._trained():
             if one.first_version is not None and newest - one.first_version > self.routing.max_staleness:
-                self._ended(self.sessions.end(one.id, aborted=True, reward=None, cause="stale"))
+                self._end_here(one.id, "stale")
 
     async def dismiss(self) -> None:
         """Tell everybody to come back to the process that follows this one."""
@@ -194,28 +215,37 @@ class Gateway:
         if self.storage is not None:
             self.storage.close()
 
-    def _ended(self, trajectory: Trajectory | None) -> None:
-        if trajectory is None:
-            return
-        over = self.permits.ended(trajectory)
+    def _end_here(self, name: str, cause: str) -> None:
+        self._note_end(name, self.end_trajectory(name, cause=cause))
+
+    def _note_end(self, name: str, ended: Ended | None) -> None:
+        over = self._books.ended(name, ended.group) if ended is not None else None
         if over is not None:
             self.runner.forget_group(over)
 
-    def _count_ages(self, export: TrajectoryExport, current: int) -> None:
-        ages = self.tally.ages_at_consumption
-        for version, tokens in Counter(export.versions).items():
-            if version is not None:
-                age = str(max(0, current - version))
-                ages[age] = ages.get(age, 0) + tokens
+    def count_ages(self, consumed: Iterable[list[int | None]]) -> None:
+        """Note how old the tokens of trajectories were that are consumed now, by their weight versions."""
+        ages, current = self.tally.ages_at_consumption, max(self.fleet.versions(), default=0)
+        for versions in consumed:
+            for version, tokens in Counter(versions).items():
+                if version is not None:
+                    age = str(max(0, current - version))
+                    ages[age] = ages.get(age, 0) + tokens
 
     def _newest_version(self) -> int:
         published = self.fleet.published_version()
         return published if published is not None else max(self.fleet.versions(), default=0)
 
+    def live_versions(self) -> list[int]:
+        """First weight versions of the live trajectories here that belong to a batch."""
+        # Only those are ever consumed; the rest would hold new groups back for good.
+        live = [one for one in self._trained() if one.step is not None]
+        return [one.first_version for one in live if one.first_version is not None]
+
     def _bounds(self) -> Bounds:
-        # Only what belongs to a batch is ever consumed; the rest would hold new groups back for good.
-        live = [one for one in self._trained() if one.step is not None and one.first_version is not None]
-        versions = [*(one.first_version or 0 for one in live), *self.batches.waiting_versions()]
+        versions = [*self.live_versions(), *self.batches.waiting_versions()]
+        if self.fleet.elsewhere.oldest_version is not None:
+            versions.append(self.fleet.elsewhere.oldest_version)
         return Bounds(
             window=self.routing.window,
             max_staleness=self.routing.max_staleness,

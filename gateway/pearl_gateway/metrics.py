@@ -7,41 +7,42 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from pearl_gateway.tally import by_cause
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from prometheus_client.core import Metric
 
     from pearl_api.wire.gateway import GatewayStats
-    from pearl_gateway.tally import Tally
 
 
-def render_metrics(stats: GatewayStats, tally: Tally) -> bytes:
-    """The text exposition."""
+def render_metrics(stats: GatewayStats, totals: Mapping[str, int]) -> bytes:
+    """The text exposition; `totals` as of `Tally.totals`."""
     registry = CollectorRegistry()
-    registry.register(_Snapshot(stats, tally))
+    registry.register(_Snapshot(stats, totals))
     return generate_latest(registry)
 
 
 class _Snapshot:
-    def __init__(self, stats: GatewayStats, tally: Tally) -> None:
+    def __init__(self, stats: GatewayStats, totals: Mapping[str, int]) -> None:
         self._stats = stats
-        self._tally = tally
+        self._totals = totals
 
     def collect(self) -> Iterator[Metric]:
         stats, rollout = self._stats, self._stats.rollout
-        totals = {**stats.counters.model_dump(), "mixed_versions": self._tally.mixed_versions}
-        totals["storage_errors"] = self._tally.storage_errors
-        for name, value in totals.items():
+        for name, value in self._totals.items():
+            if "." in name:
+                continue
             family = CounterMetricFamily(
                 f"pearl_gateway_{name}", f"Total {name.replace('_', ' ')}.", labels=["rollout"]
             )
             family.add_metric([rollout], value)
             yield family
-        for name, causes in (("prefix_broken", self._tally.breaks), ("degraded_turns", self._tally.degraded)):
+        for name, kind in (("prefix_broken", "breaks"), ("degraded_turns", "degraded")):
             title = f"Total {name.replace('_', ' ')}, by cause."
             family = CounterMetricFamily(f"pearl_gateway_{name}_by_cause", title, labels=["rollout", "cause"])
-            for cause, count in causes.items():
+            for cause, count in by_cause(self._totals, kind).items():
                 family.add_metric([rollout, cause], count)
             yield family
         live = GaugeMetricFamily("pearl_gateway_live", "Live trajectories or turns.", labels=["rollout", "state"])

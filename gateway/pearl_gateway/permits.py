@@ -16,8 +16,6 @@ from pearl_gateway.errors import try_later
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pearl_gateway.trajectory import Trajectory
-
 _MOST_WAITING = 4096
 _LOOK_SECONDS = 0.25
 """Longest time until a change that nobody announced (a consumed trajectory, a new version) is seen."""
@@ -59,6 +57,10 @@ class Permits:
         """Whether the group has a permit."""
         return group in self._groups
 
+    def admitted(self) -> frozenset[str]:
+        """Groups that have a permit."""
+        return frozenset(self._groups)
+
     def in_flight(self) -> int:
         """Trajectories of admitted groups that have not ended."""
         return sum(group.size - group.ended for group in self._groups.values())
@@ -95,18 +97,18 @@ class Permits:
         self._closing = True
         self._wake()
 
-    def ended(self, trajectory: Trajectory) -> str | None:
-        """A trajectory is over; the name of its group if that was its last one."""
-        group = self._groups.get(trajectory.group or "")
-        if group is None or trajectory.id in group.names:
+    def ended(self, trajectory: str, name: str | None) -> str | None:
+        """A trajectory of group `name` is over; the name if that was its last one."""
+        group = self._groups.get(name or "")
+        if group is None or trajectory in group.names:
             return None
-        group.names.add(trajectory.id)
+        group.names.add(trajectory)
         group.ended += 1
         self._wake()
         if group.ended < group.size:
             return None
-        del self._groups[trajectory.group or ""]
-        return trajectory.group
+        del self._groups[name or ""]
+        return name
 
     def expire(self, seconds: float, live_groups: set[str]) -> list[str]:
         """Give back permits that are older than `seconds` and of which no trajectory lives; their groups."""

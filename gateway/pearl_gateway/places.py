@@ -153,9 +153,11 @@ class Places:
 
     def _full(self, worker: Worker) -> bool:
         # Whoever only prefills is as busy as the prompts that it has; anybody else has room for so many turns.
-        if worker.facts.role is Role.PREFILL and worker.prefill_tokens + worker.reserved_tokens:
-            return worker.prefill_tokens + worker.reserved_tokens >= self._prefill_queue_tokens
-        return worker.in_flight + worker.reserved >= self._worker_turns
+        elsewhere = self._fleet.elsewhere.load(worker.facts.uid).prefill_tokens
+        queued = worker.prefill_tokens + worker.reserved_tokens + elsewhere
+        if worker.facts.role is Role.PREFILL and queued:
+            return queued >= self._prefill_queue_tokens
+        return self._fleet.in_flight(worker) + worker.reserved >= self._worker_turns
 
     def _choose(self, ask: Ask) -> Route | None:
         candidates = self._fleet.candidates()
@@ -182,7 +184,7 @@ class Places:
 
     def _within_staleness(self, turn: Turn) -> Accepted | None:
         newest, rule = self._fleet.published_version(), self._staleness()
-        return accepted(self._fleet.loaded(), newest, rule, turn.min_version)
+        return accepted(self._fleet.loaded(), newest, rule, turn.min_version, self._fleet.elsewhere.served)
 
     def _nobody(self, turn: Turn) -> GatewayError:
         waited = f"within {self._queue_seconds:.0f} s"

@@ -28,14 +28,21 @@ _ROUTES = {
 
 
 class Recorder:
-    """Keeps the profile; one per process."""
+    """Keeps the profile, the totals and what is stored; one per process."""
 
     def __init__(
-        self, tally: Tally, storage: Storage | None, clock: Callable[[], float], profile: Profile | None = None
+        self,
+        tally: Tally,
+        storage: Storage | None,
+        clock: Callable[[], float],
+        profile: Profile | None = None,
+        elsewhere: Callable[[TurnRecord | TrajectoryRecord], None] | None = None,
     ) -> None:
         self._tally = tally
         self._storage = storage
         self._clock = clock
+        self._elsewhere = elsewhere
+        """Takes records where another process keeps the profile."""
         self.profile = profile
         self.profile_at: float | None = None
 
@@ -52,7 +59,7 @@ class Recorder:
 
     def turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """One finished turn into the profile; call it before the turn is committed to the log."""
-        self._add(turn_record(trajectory, turn))
+        self.add(turn_record(trajectory, turn))
 
     def commit(self, trajectory: Trajectory, turn: Turn) -> None:
         """Append a turn to its trajectory's log and to the journal."""
@@ -76,7 +83,7 @@ class Recorder:
         cause = "finished" if trajectory.state == "finished" else trajectory.cause or "aborted"
         answered_at = trajectory.idle_since
         if trajectory.turns_done:
-            self._add(
+            self.add(
                 TrajectoryRecord(
                     trajectory=trajectory.id,
                     turns=trajectory.turns_done,
@@ -93,8 +100,12 @@ class Recorder:
         """Whether a trajectory of that name was written to the export."""
         return self._storage is not None and self._storage.has_trajectory(name)
 
-    def _add(self, record: TurnRecord | TrajectoryRecord) -> None:
+    def add(self, record: TurnRecord | TrajectoryRecord) -> None:
+        """One record into the profile."""
         if record.kind != "train":
+            return
+        if self._elsewhere is not None:
+            self._elsewhere(record)
             return
         self.profile = update(self.profile, [record])
         profile, self.profile_at = self.profile, self._clock()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from pearl_api.wire.gateway import Counters, GatewayStats, LiveStates, TrajectoryProgress, WorkerView
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pearl_gateway.gateway import Gateway
     from pearl_gateway.tally import Tally
     from pearl_gateway.trajectory import Trajectory
@@ -29,7 +31,7 @@ def gateway_stats(gateway: Gateway, now: float) -> GatewayStats:
         unfinished=[] if step is None else unfinished(live, step, now),
         live=live_states(gateway.tally, live),
         workers=worker_views(gateway, live),
-        counters=counters(gateway.tally),
+        counters=counters(gateway.tally.totals()),
         window=gateway.routing.window,
         local_append_tokens=gateway.routing.local_append_tokens,
         weights_wanted=gateway.fleet.wanted_version(),
@@ -80,6 +82,6 @@ def worker_views(gateway: Gateway, live: list[Trajectory]) -> list[WorkerView]:
     ]
 
 
-def counters(tally: Tally) -> Counters:
-    """The totals."""
-    return Counters(**{name: getattr(tally, name) for name in Counters.model_fields})
+def counters(totals: Mapping[str, int]) -> Counters:
+    """The totals as the statistics tell them."""
+    return Counters(**{name: totals[name] for name in Counters.model_fields})

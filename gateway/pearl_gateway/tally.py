@@ -6,8 +6,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pearl_api.wire.gateway import Counters
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+
+_TOTALS = (*Counters.model_fields, "mixed_versions", "storage_errors")
+_BY_CAUSE = ("degraded", "breaks", "ages_at_consumption")
+
+
+def by_cause(totals: Mapping[str, int], kind: str) -> dict[str, int]:
+    """Totals of one kind, by cause."""
+    return {name.removeprefix(f"{kind}."): count for name, count in totals.items() if name.startswith(f"{kind}.")}
 
 
 @dataclass(slots=True)
@@ -40,6 +51,13 @@ class Tally:
     breaks: dict[str, int] = field(default_factory=dict)
     """`prefix_broken` by cause: `edited` history, a `template` that does not join, `forgotten`, or sent as `ids`."""
     ages_at_consumption: dict[str, int] = field(default_factory=dict)
+
+    def totals(self) -> dict[str, int]:
+        """Everything that only grows, by name; those by cause or age as `name.cause`."""
+        found = {name: getattr(self, name) for name in _TOTALS}
+        for kind in _BY_CAUSE:
+            found |= {f"{kind}.{cause}": count for cause, count in getattr(self, kind).items()}
+        return found
 
     @contextmanager
     def queued(self) -> Iterator[None]:

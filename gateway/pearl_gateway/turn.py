@@ -23,7 +23,6 @@ from pearl_gateway.errors import (
     GatewayError,
     try_later,
 )
-from pearl_gateway.groups import Groups
 from pearl_gateway.handoff import HandoffFailed, Handoffs
 from pearl_gateway.places import Places
 from pearl_gateway.tries import Tries
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from pearl_gateway.chunks import Chunk
     from pearl_gateway.engine import EngineClient
     from pearl_gateway.fleet import Busy, Fleet, Worker
+    from pearl_gateway.groups import Groups
     from pearl_gateway.router import Route
     from pearl_gateway.settings import Limits
     from pearl_gateway.stops import StopWatch
@@ -66,6 +66,7 @@ class Runner:
         staleness: Callable[[], Staleness],
         keeps_kv: Callable[[], bool],
         stop_watch: Callable[[Turn], StopWatch],
+        groups: Groups,
     ) -> None:
         self._fleet = fleet
         self._engine = engine
@@ -75,10 +76,10 @@ class Runner:
         self._measured_from = measured_from
         self._keeps_kv = keeps_kv
         self._stop_watch = stop_watch
-        self._groups = Groups()
+        self._groups = groups
         self._places = Places(
             fleet=fleet,
-            groups=self._groups,
+            groups=groups,
             tally=tally,
             clock=clock,
             queue_seconds=limits.queue_seconds,

@@ -55,8 +55,18 @@ class Staleness:
     """No worker serves a version while another still serves an older one."""
 
 
+def served(workers: Iterable[Loaded], newest: int | None, rule: Staleness) -> int:
+    """Turns begin on no older weights than these, where all change at once; 0 = any."""
+    floor = max((newest or 0) - rule.max_staleness, 0)
+    return max([floor, *(worker.version or 0 for worker in workers)]) if rule.all_at_once else 0
+
+
 def accepted(
-    workers: Iterable[Loaded], newest: int | None, rule: Staleness, least: int | None = None
+    workers: Iterable[Loaded],
+    newest: int | None,
+    rule: Staleness,
+    least: int | None = None,
+    others_served: int | None = None,
 ) -> Accepted | None:
     """What a turn may be generated with; None = nothing yet, turns on older weights must end first.
 
@@ -65,6 +75,8 @@ def accepted(
         newest: Newest published version; None = nobody told one, so that nothing is known to be old.
         rule: The rollout's.
         least: Oldest version that the turn's batch wants; None = any.
+        others_served: `served` of other processes that use the same workers, the least of them; None = there are none.
+            One that does not know the newest weights may still begin turns on older ones.
     """
     if newest is None:
         return Accepted(least)
@@ -72,7 +84,9 @@ def accepted(
     if not rule.all_at_once:
         return Accepted(floor or None)
     known = [worker for worker in workers if worker.version is not None]
-    served = max([floor, *(worker.version or 0 for worker in known)])
-    if any(worker.busy and (worker.version or 0) < served for worker in known):
+    if others_served is not None and others_served < served(known, newest, rule):
         return None
-    return Accepted(served, served)
+    newest_served = max(floor, served(known, newest, rule))
+    if any(worker.busy and (worker.version or 0) < newest_served for worker in known):
+        return None
+    return Accepted(newest_served, newest_served)

@@ -13,7 +13,7 @@ from pearl_gateway.errors import try_later
 from pearl_gateway.identity import read_identity
 from pearl_gateway.sglang import info
 from pearl_gateway.sglang.generate import generate_answer, read_generate
-from pearl_gateway.sglang.running import Running, first_of
+from pearl_gateway.sglang.running import Here, Running, first_of
 from pearl_gateway.sglang.weights import PULLED, from_disk, newest_served
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from pearl_gateway.gateway import Gateway
     from pearl_gateway.inference import Inference
+    from pearl_gateway.sglang.running import Everywhere
     from pearl_gateway.turn_state import Turn
 
     Handler = Callable[[Request], Awaitable[Response]]
@@ -41,9 +42,11 @@ _PUSHES = (
 )
 
 
-def sglang_routes(gateway: Gateway, inference: Inference, client: Callable[[Handler], Handler]) -> list[Route]:
-    """Routes of one gateway; `client` guards a handler with the client token."""
-    api = _Sglang(gateway, inference)
+def sglang_routes(
+    gateway: Gateway, inference: Inference, client: Callable[[Handler], Handler], running: Everywhere | None = None
+) -> list[Route]:
+    """Routes of one gateway; `client` guards a handler with the client token, `running`: None = this process's."""
+    api = _Sglang(gateway, inference, running or Here(Running(gateway.clock)))
     get = {
         ("/server_info", "/get_server_info"): api.server_info,
         ("/model_info", "/get_model_info"): api.model_info,
@@ -70,10 +73,11 @@ def sglang_routes(gateway: Gateway, inference: Inference, client: Callable[[Hand
 class _Sglang:
     """Handlers; errors are as of OpenAI clients, which SGLang's clients read too."""
 
-    def __init__(self, gateway: Gateway, inference: Inference) -> None:
+    def __init__(self, gateway: Gateway, inference: Inference, everywhere: Everywhere) -> None:
         self._gateway = gateway
         self._inference = inference
-        self._running = Running(gateway.clock)
+        self._everywhere = everywhere
+        self._running = everywhere.here
 
     async def generate(self, request: Request) -> Response:
         body = await json_body(request)
@@ -103,15 +107,15 @@ class _Sglang:
         rid = None if body.get("abort_all") else str(body.get("rid") or "")
         if rid == "":
             return _said("send `rid`, or `abort_all`: true", success=False)
-        return _said(f"{self._running.abort(rid)} requests aborted", success=True)
+        return _said(f"{await self._everywhere.abort(rid)} requests aborted", success=True)
 
     async def pause(self, request: Request) -> Response:
         mode = (await _optional_body(request)).get("mode", "abort")
-        self._running.pause(abort=mode == "abort")
+        await self._everywhere.pause(abort=mode == "abort")
         return _said("new requests wait for /continue_generation", success=True)
 
     async def go_on(self, _request: Request) -> Response:
-        self._running.go_on()
+        await self._everywhere.go_on()
         return _said("generation goes on", success=True)
 
     async def flush_cache(self, _request: Request) -> Response:
@@ -127,7 +131,7 @@ class _Sglang:
         return json_response({"weight_version": newest_served(self._gateway)})
 
     async def loads(self, _request: Request) -> Response:
-        return json_response(info.loads(self._running.count))
+        return json_response(info.loads(await self._everywhere.count()))
 
     async def workers(self, request: Request) -> Response:
         return json_response(info.workers(request))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -79,6 +79,48 @@ class Running:
                 await self._open.wait()
         except TimeoutError:
             self._open.set()
+
+
+class Everywhere(Protocol):
+    """The requests under way in all processes of a gateway."""
+
+    here: Running
+    """Those of this process."""
+
+    async def pause(self, *, abort: bool) -> None:
+        """See `Running.pause`."""
+
+    async def go_on(self) -> None:
+        """See `Running.go_on`."""
+
+    async def abort(self, rid: str | None) -> int:
+        """See `Running.abort`."""
+
+    async def count(self) -> int:
+        """See `Running.count`."""
+
+
+class Here:
+    """See `Everywhere`: there is one process."""
+
+    def __init__(self, running: Running) -> None:
+        self.here = running
+
+    async def pause(self, *, abort: bool) -> None:
+        """See `Running.pause`."""
+        self.here.pause(abort=abort)
+
+    async def go_on(self) -> None:
+        """See `Running.go_on`."""
+        self.here.go_on()
+
+    async def abort(self, rid: str | None) -> int:
+        """See `Running.abort`."""
+        return self.here.abort(rid)
+
+    async def count(self) -> int:
+        """See `Running.count`."""
+        return self.here.count
 
 
 async def first_of(work: Coroutine[Any, Any, Any], stop: asyncio.Event) -> bool:
