@@ -226,7 +226,12 @@ class GatewayStorage(Model):
 class GatewaySpec(Model):
     """The rollout's gateway."""
 
-    processes: int = Field(default=1, ge=1, le=1, description="Processes of the one replica; v1alpha1 runs one.")
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Processes of the one replica: one per core that it is to use. Each trajectory lives in one.",
+    )
     storage: GatewayStorage = GatewayStorage()
     auth: Literal["Token", "None"] = Field(default="Token", description="Bearer token for clients, or open.")
     pod_template: PodTemplate | None = Field(default=None, description="Merged into the gateway's pod.")

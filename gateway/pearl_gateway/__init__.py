@@ -6,5 +6,6 @@ turn it is) → `turn` (route, prefill, decode, resume) with `places` and `route
 elsewhere), `engine` and `chunks` (the call and its tokens) and `fleet` (what is there, fed by `membership`) →
 `turn_state` (the answer so far) → `trajectory` (the token log) → `tokens_out`, `logprobs`, `stops`, `usage` (token
 ids to OpenAI), whole (`answers`) or streamed (`streams`). Beside it: `batches` and `permits` (what a batch is, who
-may start), `stats` (what the operator reads), `storage` (what survives a restart), `load` (pearl-load).
+may start) with the paths in `control`, `stats` (what the operator reads), `storage` (what survives a restart),
+`processes` (one gateway in several processes), `load` (pearl-load).
 """

@@ -189,7 +189,7 @@ class Batches:
 
     def ready(self) -> int:
         """Finished trajectories that open batches still have to hand out."""
-        return len(self.waiting())
+        return sum(len(one.unconsumed()) for one in self.by_step.values() if not one.closed)
 
     def waits_for(self, name: str) -> bool:
         """Whether any open batch still has to hand out the trajectory."""
@@ -197,9 +197,9 @@ class Batches:
             not one.closed and name in one.finished and name not in one.consumed for one in self.by_step.values()
         )
 
-    def waiting(self) -> list[str]:
-        """Finished trajectories that open batches still have to hand out."""
-        return [name for one in self.by_step.values() if not one.closed for name in one.unconsumed()]
+    def waiting(self) -> dict[str, int]:
+        """Finished trajectories that open batches still have to hand out → their step."""
+        return {name: step for step, one in self.by_step.items() if not one.closed for name in one.unconsumed()}
 
     def waiting_versions(self) -> list[int]:
         """First weight versions of finished trajectories that open batches still have to hand out."""

@@ -177,12 +177,34 @@ def listener(config: uvicorn.Config, stall_seconds: float) -> socket.socket:
     It also finds those whose machine is gone while they wait for an answer.
     """
     made = config.bind_socket()
+    _watch_clients(made, stall_seconds)
+    return made
+
+
+def shared_listener(host: str, port: int, stall_seconds: float) -> socket.socket:
+    """The same of one of several processes at one address: the kernel shares connections out among those that listen.
+
+    Raises:
+        OSError: the port is somebody else's.
+    """
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind((host, port))
+    except OSError:
+        made.close()
+        raise
+    _watch_clients(made, stall_seconds)
+    return made
+
+
+def _watch_clients(made: socket.socket, stall_seconds: float) -> None:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(1000 * stall_seconds)))
-    return made
 
 
 def allow_open_files() -> None:

@@ -177,6 +177,10 @@ class Gateway:
             return known.export()
         return self.storage.read_trajectory(name) if self.storage is not None else None
 
+    def current_step(self) -> int | None:
+        """The oldest open step; None = unknown."""
+        return self._books.current()
+
     def expire(self) -> None:
         """End trajectories and give back permits that nobody has used for the idle time."""
         if self.routing.on_exceed == "Abort":

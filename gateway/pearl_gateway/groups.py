@@ -40,7 +40,7 @@ class Groups:
         """A member of the group is served there. The first place stays: the others follow it."""
         if group is None:
             return
-        place = self._obtain(group)
+        place = self.obtain(group)
         if prefill is not None:
             place.prefill = place.prefill or prefill.facts.uid
         else:
@@ -53,7 +53,7 @@ class Groups:
         """
         if group is None:
             return False
-        place = self._obtain(group)
+        place = self.obtain(group)
         if place.primed is None:
             place.primed = asyncio.Event()
             return True
@@ -73,7 +73,8 @@ class Groups:
         self.primed(group)
         self._places.pop(group, None)
 
-    def _obtain(self, group: str) -> Place:
+    def obtain(self, group: str) -> Place:
+        """What is known of a group, remembered from now on."""
         place = self._places.get(group)
         if place is None:
             place = self._places[group] = Place()

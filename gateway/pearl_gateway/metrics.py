@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,17 +18,27 @@ if TYPE_CHECKING:
     from pearl_api.wire.gateway import GatewayStats
 
 
-def render_metrics(stats: GatewayStats, totals: Mapping[str, int]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Of a gateway that has several."""
+
+    count: int
+    away: int
+    restarts: int
+
+
+def render_metrics(stats: GatewayStats, totals: Mapping[str, int], processes: Processes | None = None) -> bytes:
     """The text exposition; `totals` as of `Tally.totals`."""
     registry = CollectorRegistry()
-    registry.register(_Snapshot(stats, totals))
+    registry.register(_Snapshot(stats, totals, processes))
     return generate_latest(registry)
 
 
 class _Snapshot:
-    def __init__(self, stats: GatewayStats, totals: Mapping[str, int]) -> None:
+    def __init__(self, stats: GatewayStats, totals: Mapping[str, int], processes: Processes | None) -> None:
         self._stats = stats
         self._totals = totals
+        self._processes = processes
 
     def collect(self) -> Iterator[Metric]:
         stats, rollout = self._stats, self._stats.rollout
@@ -57,3 +68,19 @@ class _Snapshot:
             ready.add_metric([rollout, worker.pod, worker.role], int(worker.ready))
         yield flight
         yield ready
+        if self._processes is not None:
+            yield from _processes(rollout, self._processes)
+
+
+def _processes(rollout: str, processes: Processes) -> Iterator[Metric]:
+    restarts = CounterMetricFamily(
+        "pearl_gateway_process_restarts",
+        "Processes of the gateway that died and were started again.",
+        labels=["rollout"],
+    )
+    restarts.add_metric([rollout], processes.restarts)
+    yield restarts
+    states = GaugeMetricFamily("pearl_gateway_processes", "Processes of the gateway.", labels=["rollout", "state"])
+    states.add_metric([rollout, "up"], processes.count - processes.away)
+    states.add_metric([rollout, "away"], processes.away)
+    yield states

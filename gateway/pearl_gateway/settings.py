@@ -9,6 +9,7 @@
 | PEARL_AUTH                   | Token, or None for an open gateway                                   | Token |
 | PEARL_MODEL                  | served model name; unset: whatever the client writes is passed on    | unset |
 | PEARL_MAX_MODEL_LEN          | longest context in tokens                                            | 32768 |
+| PEARL_PROCESSES              | processes of the gateway, 1 to 16, see docs/gateway.md               | 1 |
 | PEARL_STORAGE                | directory of the export, the batch log and the profile               | /var/lib/pearl |
 | PEARL_KV_LEASE_SECONDS       | how long a prefill worker keeps KV; must be what the workers have    | 10 |
 | PEARL_BORROWED_KV_LEASE_SECONDS | the same of borrowed workers                                      | 3 |
@@ -44,6 +45,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MOST_PROCESSES = 16
 _LEASE_MARGIN = 0.9
 """Share of the lease within which the first token must have come: the KV was certainly fetched in time then."""
 
@@ -114,6 +116,7 @@ class Settings:
     tokens: Tokens = Tokens()
     open_access: bool = False
     model: str | None = None
+    processes: int = 1
     storage: Path | None = None
     limits: Limits = Limits()
     local_append_tokens: int = 64
@@ -139,6 +142,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     on_update = environment.get("PEARL_ON_UPDATE") or "Recompute"
     if on_update not in ("Recompute", "FinishTurn", "KeepKV"):
         raise ValueError(f"PEARL_ON_UPDATE={on_update!r} must be Recompute, FinishTurn or KeepKV")
+    processes = _number(environment, "PEARL_PROCESSES", 1)
+    if processes not in range(1, MOST_PROCESSES + 1):
+        raise ValueError(f"PEARL_PROCESSES={processes:g} must be a whole number from 1 to {MOST_PROCESSES}")
     namespaces = environment.get("PEARL_TRAINER_NAMESPACES", "")
     return Settings(
         rollout=rollout,
@@ -147,6 +153,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         tokens=tokens,
         open_access=auth == "None",
         model=environment.get("PEARL_MODEL") or None,
+        processes=int(processes),
         storage=Path(environment.get("PEARL_STORAGE", "/var/lib/pearl")),
         limits=_read_limits(environment),
         local_append_tokens=int(_number(environment, "PEARL_LOCAL_APPEND_TOKENS", 64)),

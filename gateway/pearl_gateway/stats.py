@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from pearl_gateway.tally import Tally
     from pearl_gateway.trajectory import Trajectory
 
-_MOST_UNFINISHED = 4096
+MOST_UNFINISHED = 4096
+"""Trajectories of a batch that the statistics tell of."""
 
 
 def gateway_stats(gateway: Gateway, now: float) -> GatewayStats:
     """The statistics at `now` (the gateway's monotonic clock)."""
     live = [one for one in gateway.sessions.live.values() if not one.ephemeral]
-    step = gateway.batches.current()
+    step = gateway.current_step()
     profile, profile_at = gateway.recorder.profile, gateway.recorder.profile_at
     versions = gateway.fleet.versions()
     return GatewayStats(
@@ -27,7 +28,7 @@ def gateway_stats(gateway: Gateway, now: float) -> GatewayStats:
         uptime_seconds=now - gateway.started_at,
         profile=None if profile is None else profile.to_dict(),
         profile_age_seconds=None if profile_at is None else now - profile_at,
-        batch=None if step is None else gateway.batches.progress(step),
+        batch=gateway.batches.progress(step) if step in gateway.batches.by_step else None,
         unfinished=[] if step is None else unfinished(live, step, now),
         live=live_states(gateway.tally, live),
         workers=worker_views(gateway, live),
@@ -46,7 +47,7 @@ def gateway_stats(gateway: Gateway, now: float) -> GatewayStats:
 def unfinished(live: list[Trajectory], step: int, now: float) -> list[TrajectoryProgress]:
     """Facts of the batch's trajectories that are under way, at most 4096."""
     of_batch = [one for one in live if one.step == step and one.traffic == "train"]
-    return [one.progress(now) for one in of_batch[:_MOST_UNFINISHED]]
+    return [one.progress(now) for one in of_batch[:MOST_UNFINISHED]]
 
 
 def live_states(tally: Tally, live: list[Trajectory]) -> LiveStates:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PROFILE_EVERY_SECONDS = 5.0
 _SEGMENT_BYTES = 16 << 20
-_MOST_EXPORT_BYTES = 512 << 20
+MOST_EXPORT_BYTES = 512 << 20
 
 
 class Storage:
@@ -36,7 +36,7 @@ class Storage:
         clock: Callable[[], float],
         *,
         segment_bytes: int = _SEGMENT_BYTES,
-        most_export_bytes: int = _MOST_EXPORT_BYTES,
+        most_export_bytes: int = MOST_EXPORT_BYTES,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._clock = clock

@@ -22,7 +22,7 @@ from pearl_api.names import Activity, Role
 from pearl_gateway.app import create_app
 from pearl_gateway.fleet import WorkerFacts
 from pearl_gateway.gateway import Gateway
-from pearl_gateway.main import poll_agents
+from pearl_gateway.serving import poll_agents
 from pearl_gateway.settings import Limits, Settings, Tokens
 
 if TYPE_CHECKING:

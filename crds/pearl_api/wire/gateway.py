@@ -192,7 +192,7 @@ class TrajectoryProgress(Message):
 
 
 class Counters(Message):
-    """Totals since the start of the gateway process."""
+    """Totals since the start of the gateway, of all its processes."""
 
     turns: int = 0
     trajectories_finished: int = 0

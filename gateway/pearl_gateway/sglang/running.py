@@ -37,10 +37,10 @@ class Running:
         """New requests wait."""
         return not self._open.is_set() and self._clock() < self._paused_until
 
-    def pause(self, *, abort: bool) -> None:
+    def pause(self, *, abort: bool, seconds: float | None = None) -> None:
         """Hold new requests back until `go_on`; `abort` also ends those under way with what they have."""
         self._open.clear()
-        self._paused_until = self._clock() + LONGEST_PAUSE_SECONDS
+        self._paused_until = self._clock() + (LONGEST_PAUSE_SECONDS if seconds is None else seconds)
         if abort:
             self.abort(None)
 

@@ -86,6 +86,10 @@ def _pod_spec(rollout: RolloutFact, spec: PearlRolloutSpec, settings: Settings) 
     }
 
 
+def _requests(processes: int) -> dict[str, str]:
+    return {"cpu": f"{100 * processes}m", "memory": f"{256 * processes}Mi"}
+
+
 def _storage(spec: PearlRolloutSpec) -> dict[str, Any]:
     storage = spec.gateway.storage
     if storage.claim_name is not None:
@@ -100,6 +104,7 @@ def _container(rollout: RolloutFact, spec: PearlRolloutSpec, settings: Settings)
         "PEARL_TRAINER_NAMESPACES": ",".join(settings.trainer_namespaces),
         "PEARL_TOKENS": TOKENS_DIR,
         "PEARL_STORAGE": DATA_DIR,
+        "PEARL_PROCESSES": str(spec.gateway.processes),
         "PEARL_AUTH": spec.gateway.auth,
         "PEARL_MODEL": spec.model.name,
         "PEARL_MAX_MODEL_LEN": str(spec.engine.max_model_len),
@@ -117,7 +122,7 @@ def _container(rollout: RolloutFact, spec: PearlRolloutSpec, settings: Settings)
         # Ready without workers too: it then answers 503 with a hint, and the operator reads its statistics.
         "livenessProbe": common.probe("/health", names.PORT_NAME_HTTP, period=10, failures=3, timeout=5),
         "readinessProbe": common.probe("/health", names.PORT_NAME_HTTP, period=2, failures=2, timeout=2),
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "resources": {"requests": _requests(spec.gateway.processes)},
         "securityContext": dict(common.CONTAINER_SECURITY),
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a path in the container

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from pearl_api.base import Model
 from pearl_api.crd import LOAN, RESOURCES, ROLLOUT, crd, object_schema, revision, revision_in
+from pearl_api.rollout import GatewaySpec
 from pearl_api.schema import filled, structural_schema
 
 
@@ -78,6 +79,14 @@ def test_defaults_are_filled_in_below_what_is_given() -> None:
 def everywhere(schema: dict[str, Any]) -> list[dict[str, Any]]:
     nested = [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]
     return [schema, *(found for inner in nested for found in everywhere(inner))]
+
+
+def test_a_gateway_has_one_to_sixteen_processes() -> None:
+    spec = object_schema(ROLLOUT)["properties"]["spec"]["properties"]["gateway"]["properties"]["processes"]
+    assert (spec["default"], spec["minimum"], spec["maximum"]) == (1, 1, 16)
+    for count in (0, 17):
+        with pytest.raises(ValueError, match="processes"):
+            GatewaySpec(processes=count)
 
 
 @pytest.mark.parametrize("resource", RESOURCES, ids=lambda resource: resource.kind)

@@ -5,7 +5,7 @@ import json
 import socket
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -442,3 +442,25 @@ def lasting(tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[Bench]]:
 def benches() -> Callable[..., AbstractAsyncContextManager[Bench]]:
     """Makes gateways with other limits or settings."""
     return make_bench
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[Callable[..., Awaitable[FakeEngine]]]:
+    """Makes engines that no gateway knows yet."""
+    made: list[FakeEngine] = []
+    kv: dict[str, list[int]] = {}
+
+    async def make(**switches: Any) -> FakeEngine:
+        engine = await FakeEngine(kv=kv, name="abcdefgh"[len(made)], **switches).start()
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        await engine.stop()
+
+
+@pytest.fixture(name="continuation")
+def continuation_of_engines() -> Callable[..., list[int]]:
+    """What an undisturbed engine answers."""
+    return continuation

@@ -6,18 +6,28 @@ Requests are made from the gateway's OpenAPI document, then spoilt: fields of an
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gateway_fuzz import SECONDS, fuzzed, requests
+from gateway_fuzz import BATCH, SECONDS, fuzzed, requests
 from hypothesis import HealthCheck, Phase, given, settings
+from several_processes import together
+
+from pearl_api.names import Activity, Role
+from pearl_gateway.fleet import WorkerFacts
+from pearl_gateway.processes.homes import home_of
+from pearl_simulator.emulator import EngineConfig, emulated_fleet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
     import httpx
+    from several_processes import Together
 
     from conftest import Bench
 
@@ -89,3 +99,39 @@ def test_no_request_breaks_the_gateway_or_leaves_anything_behind(benches: Benche
 @pytest.mark.slow
 def test_no_request_of_many_breaks_the_gateway_or_leaves_anything_behind(benches: Benches) -> None:
     run_fuzz(benches, 3_000)
+
+
+def test_no_request_breaks_several_processes_or_leaves_anything_behind(tmp_path: Path) -> None:
+    loop = asyncio.new_event_loop()
+    frame = several(tmp_path)
+    processes = loop.run_until_complete(frame.__aenter__())
+    clients = itertools.cycle(processes.clients.values())
+
+    async def ask_one(request: dict[str, Any]) -> None:
+        async with asyncio.timeout(SECONDS):
+            check_answer(await next(clients).request(**request))
+
+    @settings(max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(requests())
+    def fuzz(request: dict[str, Any]) -> None:
+        loop.run_until_complete(ask_one(request))
+
+    try:
+        fuzz()
+        tallies = [processes.gateway(at).tally for at in processes.parts]
+        assert [(one.turns_in_flight, one.lost_turns) for one in tallies] == [(0, 0), (0, 0)]
+        for at in processes.parts:
+            assert all(home_of(name, 2) == at for name in processes.gateway(at).sessions.live)
+    finally:
+        loop.run_until_complete(frame.__aexit__(None, None, None))
+        loop.close()
+
+
+@asynccontextmanager
+async def several(storage: Path) -> AsyncIterator[Together]:
+    """Two processes before two emulated engines, with an open batch."""
+    async with emulated_fleet(EngineConfig(), 2) as engines, together(2, storage) as processes:
+        for name, engine in zip("ab", engines, strict=True):
+            processes.see(WorkerFacts(name, name, engine.url, None, Role.COLOCATED, 0, Activity.ACTIVE, ready=True))
+        await processes.clients[0].post("/v1/batches", json={"step": BATCH, "groups": 2, "groupSize": 2})
+        yield processes

@@ -206,6 +206,17 @@ def test_gateway_and_workers_agree_on_the_kv_lease_of_each_zone() -> None:
     assert gateway["PEARL_BORROWED_KV_LEASE_SECONDS"] == environment(borrower["spec"])["PEARL_KV_LEASE_SECONDS"] == "3"
 
 
+def test_the_gateway_has_its_processes_and_what_they_need() -> None:
+    settings = Settings(namespace="rl", gateway_image="example/operator:1")
+    found = {}
+    for count in (1, 4):
+        spec = spec_of(gateway={"processes": count})
+        pod = gateway_deployment(fact(spec), spec, settings)["spec"]["template"]["spec"]
+        assert environment(pod)["PEARL_PROCESSES"] == str(count)
+        found[count] = pod["containers"][0]["resources"]["requests"]
+    assert found == {1: {"cpu": "100m", "memory": "256Mi"}, 4: {"cpu": "400m", "memory": "1024Mi"}}
+
+
 def test_each_secret_holds_its_holders_tokens_only() -> None:
     key = "0" * 64
     secrets = {secret["metadata"]["name"]: secret["data"] for secret in derived_secrets(fact(spec_of()), key)}
