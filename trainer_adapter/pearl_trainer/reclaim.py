@@ -135,7 +135,7 @@ class Reclaim:
         return Free(held.epoch, via, killed, total)
 
     def _take(self, agent: AgentEndpoint, started: float, within: float, views: _Views) -> Flow[_Taken]:
-        deadline, epoch, why, tries = started + within, self.held.epoch, "no answer yet", 0
+        deadline, epoch, why, tries = started + within, self.held.epoch, "its address is not known", 0
         while (remaining := deadline - self.clock()) > 0:
             if agent.url is not None:
                 outcome = yield Send(endpoints.reclaim(agent, self.api.registration.token, epoch, remaining))
@@ -146,8 +146,15 @@ class Reclaim:
                 epoch += isinstance(outcome, Reply) and outcome.status == HTTPStatus.CONFLICT
             tries += 1
             view = (yield from views.look(deadline)) if agent.url is None or tries > 1 else None
-            if view is not None and agent.uid not in {other.uid for other in view.agents}:  # that very pod is gone
-                return _Taken(agent, free=True, epoch=epoch, via="podGone")
+            if view is not None:
+                there = next((other for other in view.agents if other.uid == agent.uid), None)
+                if there is None:  # that very pod is gone
+                    return _Taken(agent, free=True, epoch=epoch, via="podGone")
+                if (
+                    agent.url is None and there.url is not None
+                ):  # an offer was not answered, and so its address not told
+                    agent = there
+                    continue
             if self.clock() >= self.lease.over_at(agent.uid, started) and self.probe.free():
                 return _Taken(agent, free=True, epoch=epoch, via="lease")
             yield Sleep(max(min(_pause(tries), deadline - self.clock()), 0.0))

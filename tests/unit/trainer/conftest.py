@@ -40,6 +40,7 @@ class Agent:
     memory_comes_back: bool = True
     fence: Fence = field(default_factory=Fence)
     heartbeats: list[float] = field(default_factory=list)
+    has_address: bool = True
     tries: int = 0
     """Calls while it could not be reached."""
 
@@ -47,11 +48,11 @@ class Agent:
     def host(self) -> str:
         return f"agent-{self.number}"
 
-    def endpoint(self) -> dict[str, str]:
+    def endpoint(self) -> dict[str, str | None]:
         return {
             "pod": f"trainer-0-borrower-{self.number}",
             "uid": f"uid-{self.number}",
-            "url": f"http://{self.host}:8001",
+            "url": f"http://{self.host}:8001" if self.has_address else None,
         }
 
     def now_fence(self) -> Fence:

@@ -136,6 +136,28 @@ async def test_an_unanswered_offer_may_have_been_granted_at_borrowers_that_the_t
     await loan.close()
 
 
+async def test_an_unanswered_offer_may_have_been_granted_at_borrowers_that_had_no_address_when_the_trainer_enrolled(
+    client: AsyncPearlClient, pearl: Pearl
+) -> None:
+    for agent in pearl.agents:
+        agent.has_address = False
+    loan = await client.register(rollout="swe", lend=False)
+    for agent in pearl.agents:
+        agent.has_address = True
+    pearl.lose_lend_answers = True
+    assert not (await loan.lend()).granted
+    assert all(agent.fence.granted for agent in pearl.agents)
+    pearl.operator_up = False
+    with pytest.raises(NotReturned, match="its address is not known"):
+        await loan.reclaim(within=3)
+    pearl.operator_up = True
+    started = now()
+    assert (await loan.reclaim()).via == "agents"
+    assert now() - started < 1
+    assert not any(agent.fence.granted for agent in pearl.agents)
+    await loan.close()
+
+
 async def test_a_grant_that_comes_after_the_reclaim_is_refused_by_the_agent(
     client: AsyncPearlClient, pearl: Pearl
 ) -> None:
