@@ -121,9 +121,10 @@ async def test_statistics_and_answers_are_those_of_one_process(engines: Engines,
     assert {**two["batch"], "openSeconds": 0} == {**one["batch"], "openSeconds": 0}
     assert (two["batch"]["finished"], two["batch"]["completeGroups"]) == (49, 9)
     assert two["profile"].keys() == one["profile"].keys()
-    for name in ("turns", "trajectories", "aborted", "newestVersion", "ended", "continued", "appendedBins"):
-        assert two["profile"][name] == pytest.approx(one["profile"][name], rel=1e-3), name
-    for name in ("appended", "generated", "context", "retained", "log_length"):
+    for name in ("turns", "trajectories", "aborted", "newestVersion"):
+        assert two["profile"][name] == one["profile"][name], name
+    # What fades depends on the order of the records, which is another one in each run.
+    for name in ("ended", "continued", "appendedBins", "appended", "generated", "context", "retained", "log_length"):
         assert two["profile"][name] == pytest.approx(one["profile"][name], rel=1e-2, abs=1e-6), name
 
 
