@@ -21,16 +21,25 @@ if TYPE_CHECKING:
 RECOMPUTE, _, KEEP_KV, _ = ACTS
 
 
-async def played(act: Act, folder: Path, *, events: int, seed: str, sabotage: str | None = None) -> Result:
+async def played(  # noqa: PLR0913 - what a run is made of
+    act: Act, folder: Path, *, events: int, seed: str, sabotage: str | None = None, processes: int = 1
+) -> Result:
     kinds = {kind: weight for kind, weight in WEIGHTS.items() if not sabotage or not kind.startswith("gateway")}
     plan = Plan(seed=seed, events=events, rate=24.0, together=6, shape=Shape(16), pace=Pace(), kinds=kinds)
-    stage = Stage(folder, 10, act.on_update, 1.0, seed, sabotage=sabotage)
+    stage = Stage(folder, 10, act.on_update, 1.0, seed, sabotage=sabotage, processes=processes)
     return await play_act(act, stage, plan, EmulatedReference(), print)
 
 
-@pytest.mark.parametrize("act", [RECOMPUTE, pytest.param(KEEP_KV, marks=pytest.mark.slow)], ids=lambda act: act.name)
-async def test_nothing_is_lost_doubled_or_wrong(act: Act, tmp_path: Path) -> None:
-    result = await played(act, tmp_path, events=80, seed="test")
+@pytest.mark.parametrize(
+    ("act", "processes"),
+    [
+        pytest.param(RECOMPUTE, 1, id="Recompute"),
+        pytest.param(KEEP_KV, 1, id="KeepKV", marks=pytest.mark.slow),
+        pytest.param(RECOMPUTE, 3, id="Recompute in 3 processes", marks=pytest.mark.slow),
+    ],
+)
+async def test_nothing_is_lost_doubled_or_wrong(act: Act, processes: int, tmp_path: Path) -> None:
+    result = await played(act, tmp_path, events=80, seed="test", processes=processes)
     assert report.problems([result]) == []
     assert result.found.checked_tokens > 1000
     assert result.found.seams > 0

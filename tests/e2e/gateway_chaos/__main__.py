@@ -72,6 +72,7 @@ async def play(options: argparse.Namespace, seed: str, folder: Path) -> list[Res
             lease = REAL_LEASE_SECONDS if options.real else LEASE_SECONDS
             where = folder / f"act-{number}"
             stage = Stage(where, options.workers, act.on_update, lease, seed, sabotage=options.sabotage)
+            stage = replace(stage, processes=options.processes)
             return await play_act(act, engines.on(stage) if engines is not None else stage, plan, reference, say)
 
         if options.at_once:
@@ -89,6 +90,7 @@ def _chosen(options: argparse.Namespace) -> str:
     chosen += [f" --rate {options.rate:g} --workers {options.workers} --trajectories {options.trajectories}"]
     for name in ("acts", "only"):
         chosen += [f" --{name} {' '.join(map(repr, getattr(options, name)))}"] if getattr(options, name) else []
+    chosen += [f" --processes {options.processes}"] if options.processes > 1 else []
     chosen += [f" --sabotage {options.sabotage}"] if options.sabotage else []
     return "".join(chosen)
 
@@ -111,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=int, help="default: 14, real 4")
     add("--trajectories", type=int, help="about so many at once (default: 24, real 6)")
     add("--acts", nargs="+", metavar="TEXT", help="acts whose names contain one of these")
+    add("--processes", type=int, default=1, help="of the gateway; above 1 kills mostly meet one (default: 1)")
     add("--at-once", action="store_true", help="play all acts at the same time: an idle machine waits less")
     add("--only", nargs="+", metavar="TEXT", help="kinds of events whose names contain one of these")
     add("--sabotage", choices=KINDS, help="break one answer in ten on purpose: the run must fail")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,31 +59,44 @@ class GatewayProcess:
 
     async def dump(self) -> None:
         """It answers nothing: its threads' stacks go to its log, and a new one is started."""
-        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT, all_parts=True)
         await self._again(signal.SIGABRT)
 
-    async def kill(self) -> None:
-        """`kill -9`, and a new one."""
-        await self._again(signal.SIGKILL)
+    async def kill(self, chance: float) -> None:
+        """`kill -9`, and a new one; of several processes mostly only one is hit, which the gateway starts again."""
+        parts = self._parts()
+        victim = int(chance * (len(parts) + 1))
+        if victim >= len(parts):
+            await self._again(signal.SIGKILL, all_parts=True)
+            return
+        self.incarnation += 1
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(parts[victim], signal.SIGKILL)
+
+    def _parts(self) -> list[int]:
+        """The processes of a gateway that has several; none where it is one."""
+        pid = self._process.pid if self._process is not None else 0
+        path = Path(f"/proc/{pid}/task/{pid}/children")
+        return [int(child) for child in path.read_text().split()] if path.exists() else []
 
     async def restart(self) -> None:
         """SIGTERM, and a new one when it is gone."""
         await self._again(signal.SIGTERM)
 
-    async def _again(self, number: signal.Signals) -> None:
+    async def _again(self, number: signal.Signals, *, all_parts: bool = False) -> None:
         async with self._busy:
-            self._signal(number)
+            self._signal(number, all_parts=all_parts)
             await self._ended()
             self.start()
 
     async def stand_still(self, seconds: float) -> None:
         """It gets no CPU for so long."""
         async with self._busy:
-            self._signal(signal.SIGSTOP)
+            self._signal(signal.SIGSTOP, all_parts=True)
             try:
                 await asyncio.sleep(seconds)
             finally:
-                self._signal(signal.SIGCONT)
+                self._signal(signal.SIGCONT, all_parts=True)
 
     async def stop(self) -> None:
         async with self._busy:
@@ -97,6 +111,9 @@ class GatewayProcess:
             self._process.kill()
             self._process.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+    def _signal(self, number: signal.Signals, *, all_parts: bool = False) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        for pid in [*(self._parts() if all_parts else ()), self._process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)

@@ -46,7 +46,7 @@ class Player:
         whole: dict[Kind, Callable[[], Awaitable[object]]] = {
             Kind.UPDATE: scene.publish,
             Kind.GATEWAY_STALL: lambda: scene.gateway.stand_still(self._pace.stall * (0.3 + event.chance)),
-            Kind.GATEWAY_KILL: scene.gateway.kill,
+            Kind.GATEWAY_KILL: lambda: scene.gateway.kill(event.chance),
             Kind.GATEWAY_RESTART: scene.gateway.restart,
         }
         if event.kind in whole:

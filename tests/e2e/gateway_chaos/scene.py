@@ -52,6 +52,8 @@ class Stage:
     weights: tuple[Path, ...] = ()
     """Files that versions take turns with, version 0 first; empty = names are enough."""
     corrupt_expired_kv: bool = True
+    processes: int = 1
+    """Of the gateway."""
 
     @property
     def real(self) -> bool:
@@ -247,6 +249,7 @@ def gateway_environment(stage: Stage, max_staleness: int) -> dict[str, str]:
         "PEARL_MAX_MODEL_LEN": str(stage.max_model_len),
         "PEARL_MAX_STALENESS": str(max_staleness),
         "PEARL_ON_UPDATE": str(stage.on_update),
+        "PEARL_PROCESSES": str(stage.processes),
     }
 
 
