@@ -118,7 +118,7 @@ def test_many_records_cost_a_few_microseconds_each() -> None:
     records = [turn(k % 9 + 1, environment_seconds=1.0, cached_tokens=400, route="colocated") for k in range(4000)]
     begin = time.process_time()
     update(None, records)
-    assert (time.process_time() - begin) / len(records) < 5e-6 * 4  # room for a busy machine
+    assert (time.process_time() - begin) / len(records) < 5e-6 * 8  # room for a busy machine
 
 
 def test_bins() -> None:

@@ -41,7 +41,7 @@ async def test_a_reclaim_passes_by_hundreds_of_turns_in_flight() -> None:
         driver = Driver()
         slow = [driver.run(send(Request("GET", f"{url}/turn", timeout_seconds=60.0, bulk=True))) for _ in range(TURNS)]
         playing = asyncio.gather(*slow)
-        await asyncio.wait_for(waiting.wait(), 30)
+        await asyncio.wait_for(waiting.wait(), 90)
         outcome = await asyncio.wait_for(driver.run(send(Request("GET", f"{url}/reclaim", timeout_seconds=5.0))), 10)
         assert outcome == Reply(200, {})
         over.set()
