@@ -80,7 +80,9 @@ def _bars(axes: Axes, plot: Plot) -> None:
             axes.errorbar(xs, ys, errors, fmt="none", ecolor="#222222", elinewidth=0.9, capsize=1.5)
     axes.set_xticks(range(len(plot.groups)), plot.groups)
     if plot.slanted:
-        axes.tick_params(axis="x", labelrotation=60, labelsize=8)
+        axes.tick_params(axis="x", labelsize=8)
+        for label in axes.get_xticklabels():
+            label.set(rotation=60, rotation_mode="anchor", horizontalalignment="right")
     axes.grid(visible=False, axis="x")
 
 
