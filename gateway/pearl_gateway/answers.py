@@ -21,20 +21,22 @@ def weight_versions(turn: Turn) -> list[dict[str, Any]]:
     return [{"version": span.version, "start": span.start, "end": span.end} for span in spans]
 
 
-def token_answer(turn: Turn, *, with_logprobs: bool) -> dict[str, Any]:
-    """The whole answer in the shape of the engine's own token path, with versions as numbers."""
-    return {
-        "request_id": request_id(turn),
-        "usage": usage([turn]),
-        "output_mode": "tokens",
-        "choices": [
-            {
-                "index": 0,
-                "token_ids": turn.token_ids,
-                "finish_reason": turn.finish_reason,
-                "stop_reason": turn.stop_reason,
-                "logprobs": {"content": turn.entries} if with_logprobs else None,
-                "weight_versions": weight_versions(turn),
-            }
-        ],
+def token_choice(turn: Turn, start: int, end: int, *, with_logprobs: bool) -> dict[str, Any]:
+    """Tokens [start, end) of an answer in the shape of the engine's own token path; its end says how it ended."""
+    ends = turn.settled and end == len(turn.token_ids)
+    choice: dict[str, Any] = {
+        "index": 0,
+        "token_ids": turn.token_ids[start:end],
+        "finish_reason": turn.finish_reason if ends else None,
+        "stop_reason": turn.stop_reason if ends else None,
+        "logprobs": {"content": turn.entries[start:end]} if with_logprobs else None,
     }
+    if ends:
+        choice["weight_versions"] = weight_versions(turn)
+    return choice
+
+
+def token_answer(turn: Turn, *, with_logprobs: bool) -> dict[str, Any]:
+    """The whole answer of the token path, with versions as numbers."""
+    choice = token_choice(turn, 0, len(turn.token_ids), with_logprobs=with_logprobs)
+    return {"request_id": request_id(turn), "usage": usage([turn]), "output_mode": "tokens", "choices": [choice]}

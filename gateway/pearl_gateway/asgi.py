@@ -114,17 +114,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; the iterator is closed in any case."""
-        sender = asyncio.ensure_future(self._answer(scope, receive, send))
-        watcher = asyncio.ensure_future(_left(receive))
-        try:
-            await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sender.cancel()
-            watcher.cancel()
-            done = await asyncio.gather(sender, watcher, return_exceptions=True)
-        error = done[0]
-        if isinstance(error, Exception) and not isinstance(error, OSError):
-            raise error
+        await until_client_leaves(self._answer(scope, receive, send), receive)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
@@ -142,6 +132,21 @@ class EventStream(Response):
             except GatewayError as error:
                 await _send_event(send, json.dumps(openai_error(error), separators=(",", ":")).encode())
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+async def until_client_leaves(answer: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Send an answer; what makes it is cancelled when the client leaves, which is no error."""
+    sender = asyncio.ensure_future(answer)
+    watcher = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sender.cancel()
+        watcher.cancel()
+        done = await asyncio.gather(sender, watcher, return_exceptions=True)
+    error = done[0]
+    if isinstance(error, Exception) and not isinstance(error, OSError):
+        raise error
 
 
 async def _send_event(send: Send, event: bytes) -> None:

@@ -20,6 +20,7 @@ from pearl_gateway.stats import gateway_stats
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from pearl_gateway.batches import Ended
     from pearl_gateway.gateway import Gateway
 
 M = TypeVar("M", bound=BaseModel)
@@ -27,14 +28,19 @@ _STEP = re.compile(r"[0-9]{1,10}")
 
 
 class Control:
-    """Handlers of batches, permits, export and statistics, where one process has them all."""
+    """Handlers of batches, permits, export and statistics, where one process has them all.
+
+    Several processes add to `_decided` and `_end`, and answer what they have together.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
 
     async def open_batch(self, request: Request) -> Response:
         """A batch begins."""
-        return message_response(self.gateway.batches.open(await parse(request, OpenBatch)))
+        progress = self.gateway.batches.open(await parse(request, OpenBatch))
+        await self._decided()
+        return message_response(progress)
 
     async def batch(self, request: Request) -> Response:
         """How far it is."""
@@ -42,13 +48,17 @@ class Control:
 
     async def finish(self, request: Request) -> Response:
         """A trajectory of it reached its end."""
-        message = await parse(request, FinishTrajectory)
-        return message_response(self.gateway.finish(step_of(request), message))
+        message, step = await parse(request, FinishTrajectory), step_of(request)
+        self.gateway.batches.get(step)
+        ended = await self._end(message.trajectory, step, reward=message.reward)
+        return message_response(self.gateway.finished(step, message, ended))
 
     async def abort(self, request: Request) -> Response:
         """A trajectory of it ended early."""
-        message = await parse(request, AbortTrajectory)
-        return message_response(self.gateway.abort(step_of(request), message))
+        message, step = await parse(request, AbortTrajectory), step_of(request)
+        self.gateway.batches.get(step)
+        ended = await self._end(message.trajectory, step, cause=message.cause)
+        return message_response(self.gateway.aborted(step, message, ended))
 
     async def consume(self, request: Request) -> Response:
         """Its finished trajectories, once."""
@@ -57,13 +67,29 @@ class Control:
 
     async def close(self, request: Request) -> Response:
         """It is over."""
-        return message_response(self.gateway.batches.close(step_of(request)))
+        progress = self.gateway.batches.close(step_of(request))
+        await self._decided()
+        return message_response(progress)
 
     async def permit(self, request: Request) -> Response:
         """Waits for admission of a group."""
         message = await parse(request, PermitRequest)
         answer = await while_connected(request, self.gateway.permits.ask(message))
-        return Response(status_code=CLIENT_LEFT) if answer is None else message_response(answer)
+        if answer is None:
+            return Response(status_code=CLIENT_LEFT)
+        if answer.granted:
+            await self._decided()
+        return message_response(answer)
+
+    async def _decided(self) -> None:
+        """Return when everybody knows what was decided, before it is answered."""
+
+    async def _end(
+        self, name: str, step: int, *, reward: float | None = None, cause: str | None = None
+    ) -> Ended | None:
+        """End the log of a trajectory, wherever it is; None if it never sent a turn."""
+        del step
+        return self.gateway.end_trajectory(name, reward=reward, cause=cause)
 
     async def trajectory(self, request: Request) -> Response:
         """The log of one trajectory."""

@@ -37,6 +37,8 @@ _SECONDS_HEADER = "x-pearl-seconds"
 """From the engine's guard: how long it took from request to answer."""
 _TEXT_SECONDS = 30.0
 _PROBE_SECONDS = 2.0
+TURN_WAITS_SECONDS = 0.5
+"""Longest wait for an agent's state while a turn waits for it."""
 
 
 @dataclass(frozen=True, slots=True)

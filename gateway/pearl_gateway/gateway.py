@@ -132,20 +132,10 @@ class Gateway:
         )
         self._probes: set[asyncio.Task[None]] = set()
 
-    def finish(self, step: int, message: FinishTrajectory) -> BatchProgress:
-        """A trajectory reached its end."""
-        self.batches.get(step)
-        return self.finished(step, message, self.end_trajectory(message.trajectory, reward=message.reward))
-
     def finished(self, step: int, message: FinishTrajectory, ended: Ended | None) -> BatchProgress:
         """The log of a trajectory was ended as finished, here or in another process; None = it never sent a turn."""
         self._note_end(message.trajectory, ended)
         return self.batches.finish(step, message, ended)
-
-    def abort(self, step: int, message: AbortTrajectory) -> BatchProgress:
-        """A trajectory ended early."""
-        self.batches.get(step)
-        return self.aborted(step, message, self.end_trajectory(message.trajectory, cause=message.cause))
 
     def aborted(self, step: int, message: AbortTrajectory, ended: Ended | None) -> BatchProgress:
         """The same of one that was aborted."""

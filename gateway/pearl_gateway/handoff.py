@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from pearl_gateway.engine import TURN_WAITS_SECONDS
 from pearl_gateway.errors import EngineUnreachableError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from pearl_gateway.settings import Limits
     from pearl_gateway.tally import Tally
 
-_STATE_SECONDS = 0.5
 _STUCK_AFTER = 3
 """Hand-offs in a row that failed on one decode worker before its agent is told."""
 
@@ -92,7 +92,7 @@ class Handoffs:
     async def _learn_version(self, worker: Worker) -> None:
         """Ask the agent for the loaded version where no answer has told it yet."""
         if worker.weight_version is None and worker.facts.agent_url is not None:
-            state = await self._engine.agent_state(worker.facts.agent_url, _STATE_SECONDS)
+            state = await self._engine.agent_state(worker.facts.agent_url, TURN_WAITS_SECONDS)
             worker.weight_version = state.get("weightVersion") if state is not None else None
 
     def first_token_by(self, draft: Draft) -> float:

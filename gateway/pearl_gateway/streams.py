@@ -7,7 +7,7 @@ import json
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from pearl_gateway.answers import request_id, weight_versions
+from pearl_gateway.answers import request_id, token_choice
 from pearl_gateway.tokens_out import TextStream
 from pearl_gateway.usage import StreamUsage, stream_usage, usage, usage_of
 
@@ -99,18 +99,9 @@ class Streams:
         head = {"request_id": request_id(turn), "output_mode": "tokens"}
         async with aclosing(self.follow(turn)) as ranges:
             async for start, end in ranges:
-                choice: dict[str, Any] = {
-                    "index": 0,
-                    "token_ids": turn.token_ids[start:end],
-                    "finish_reason": None,
-                    "stop_reason": None,
-                    "logprobs": {"content": turn.entries[start:end]} if with_logprobs else None,
-                }
                 if turn.error is not None:
                     raise turn.error
-                if turn.settled and end == len(turn.token_ids):
-                    choice.update(finish_reason=turn.finish_reason, stop_reason=turn.stop_reason)
-                    choice["weight_versions"] = weight_versions(turn)
+                choice = token_choice(turn, start, end, with_logprobs=with_logprobs)
                 event: dict[str, Any] = {**head, "choices": [choice]}
                 if counts is StreamUsage.ALWAYS:
                     event["usage"] = usage_of(len(turn.prompt), end)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pearl_api.names import Activity
 from pearl_api.wire.gateway import SegmentReason
 from pearl_gateway.draft import Draft, bound_by_grammar, engine_request, room, salt_with_version
+from pearl_gateway.engine import TURN_WAITS_SECONDS
 from pearl_gateway.errors import (
     EngineClosedError,
     EngineRefusedError,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _CLOSED_SECONDS = 0.25
-_STATE_SECONDS = 0.5
 _PRIME_SECONDS = 10.0
 """Longest wait of a group's members for the one that computes their prompt."""
 
@@ -288,7 +288,7 @@ class Runner:
     async def _after_abort(self, worker: Worker) -> SegmentReason:
         """Why an engine gave back an unfinished answer, as its agent or its labels say."""
         facts = worker.facts
-        state = await self._engine.agent_state(facts.agent_url, _STATE_SECONDS) if facts.agent_url else None
+        state = await self._engine.agent_state(facts.agent_url, TURN_WAITS_SECONDS) if facts.agent_url else None
         if state is not None:
             loan = state.get("loan") or {}
             if loan.get("fenced"):

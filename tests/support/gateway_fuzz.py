@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from pearl_api.gateway_openapi import gateway_api
@@ -25,6 +27,18 @@ BATCH = 3
 SECONDS = 10.0
 """No request of the fuzzer may take longer: engines answer at once."""
 LIMITS = Limits(queue_seconds=0.2, stall_seconds=5.0, max_model_len=128, max_turns=64, idle_seconds=0.0)
+
+
+def fuzzing(examples: int, *, shrink: bool) -> settings:
+    """So many examples, the same ones each time unless PEARL_FUZZ_RANDOM is set."""
+    return settings(
+        max_examples=examples,
+        derandomize="PEARL_FUZZ_RANDOM" not in os.environ,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+    )
 
 
 def junk() -> st.SearchStrategy[Any]:

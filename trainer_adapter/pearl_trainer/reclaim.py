@@ -150,10 +150,8 @@ class Reclaim:
                 there = next((other for other in view.agents if other.uid == agent.uid), None)
                 if there is None:  # that very pod is gone
                     return _Taken(agent, free=True, epoch=epoch, via="podGone")
-                if (
-                    agent.url is None and there.url is not None
-                ):  # an offer was not answered, and so its address not told
-                    agent = there
+                if agent.url is None and there.url is not None:
+                    agent = there  # its address is told with the answer to an offer, and that was lost
                     continue
             if self.clock() >= self.lease.over_at(agent.uid, started) and self.probe.free():
                 return _Taken(agent, free=True, epoch=epoch, via="lease")

@@ -47,8 +47,6 @@ def ensure_engine_environment(root: Path, cache: Path) -> Path:
     if target.is_dir():
         return used(target)
     _check_machine()
-    if not (cache / "engine" / f"base-{base_key}").is_dir() and (lack := no_space(cache / "engine", _INSTALLED_GIB)):
-        raise RuntimeError(f"the engine environment cannot be installed: {lack}")
     base = ensure_directory(cache / "engine" / f"base-{base_key}", lambda draft: _install(draft, requirements))
     return ensure_directory(target, lambda draft: _add_plugins(draft, base, plugins))
 
@@ -77,6 +75,8 @@ def find_uv() -> str:
 
 def _install(draft: Path, requirements: Path) -> None:
     started = time.monotonic()
+    if lack := no_space(draft.parent, _INSTALLED_GIB):
+        raise RuntimeError(f"the engine environment cannot be installed: {lack}")
     say("engine environment: installing vLLM for CPU, torch and NIXL (about 5 GB, half a minute to some minutes)")
     python = getattr(sys, "_base_executable", sys.executable)
     _run(find_uv(), "venv", "--quiet", "--allow-existing", "--relocatable", "--python", python, str(draft))

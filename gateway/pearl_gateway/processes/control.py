@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from pearl_api.wire.gateway import AbortTrajectory, FinishTrajectory, GatewayStats, OpenBatch, PermitRequest
-from pearl_gateway.asgi import CLIENT_LEFT, json_response, while_connected
-from pearl_gateway.control import consumption_key, message_response, parse, step_of
+from pearl_gateway.asgi import json_response
+from pearl_gateway.control import consumption_key, message_response, step_of
 from pearl_gateway.errors import GatewayError, try_later
 from pearl_gateway.metrics import Processes, render_metrics
 from pearl_gateway.processes.health import SharedControl
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from pearl_api.wire.gateway import GatewayStats
+    from pearl_gateway.batches import Ended
     from pearl_gateway.gateway import Gateway
     from pearl_gateway.processes.owner import Owner
     from pearl_gateway.processes.peers import Peers
@@ -40,41 +41,13 @@ class OwnerControl(SharedControl):
         self._folder = folder
         self._consuming = asyncio.Lock()
 
-    async def open_batch(self, request: Request) -> Response:
-        """See `Control`."""
-        progress = self.gateway.batches.open(await parse(request, OpenBatch))
+    async def _decided(self) -> None:
         await self._owner.publish()
-        return message_response(progress)
 
-    async def close(self, request: Request) -> Response:
-        """See `Control`."""
-        progress = self.gateway.batches.close(step_of(request))
-        await self._owner.publish()
-        return message_response(progress)
-
-    async def permit(self, request: Request) -> Response:
-        """See `Control`."""
-        message = await parse(request, PermitRequest)
-        answer = await while_connected(request, self.gateway.permits.ask(message))
-        if answer is None:
-            return Response(status_code=CLIENT_LEFT)
-        if answer.granted:
-            await self._owner.publish()
-        return message_response(answer)
-
-    async def finish(self, request: Request) -> Response:
-        """See `Control`."""
-        message, step = await parse(request, FinishTrajectory), step_of(request)
-        self.gateway.batches.get(step)
-        ended = await self._owner.end(End(trajectory=message.trajectory, step=step, reward=message.reward))
-        return message_response(self.gateway.finished(step, message, ended))
-
-    async def abort(self, request: Request) -> Response:
-        """See `Control`."""
-        message, step = await parse(request, AbortTrajectory), step_of(request)
-        self.gateway.batches.get(step)
-        ended = await self._owner.end(End(trajectory=message.trajectory, step=step, cause=message.cause))
-        return message_response(self.gateway.aborted(step, message, ended))
+    async def _end(
+        self, name: str, step: int, *, reward: float | None = None, cause: str | None = None
+    ) -> Ended | None:
+        return await self._owner.end(End(trajectory=name, step=step, reward=reward, cause=cause))
 
     async def consume(self, request: Request) -> Response:
         """See `Control`. Nothing counts as handed out before all of it is here, and one asks at a time."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 import aiohttp
 from yarl import URL
 
-from pearl_gateway.asgi import error_response
+from pearl_gateway.asgi import error_response, until_client_leaves
 from pearl_gateway.processes.peers import away
 
 if TYPE_CHECKING:
@@ -38,16 +37,7 @@ async def forward(  # noqa: PLR0913, PLR0917 - an ASGI call, and where it goes
     A process that dies before its answer begins is told as 503; one that dies later breaks the client's connection, as
     the death of a gateway of one process does.
     """
-    sender = asyncio.ensure_future(_exchange(peers, process, scope, body, receive, send))
-    watcher = asyncio.ensure_future(_left(receive))
-    try:
-        await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        sender.cancel()
-        watcher.cancel()
-        done = await asyncio.gather(sender, watcher, return_exceptions=True)
-    if isinstance(done[0], Exception) and not isinstance(done[0], OSError):
-        raise done[0]
+    await until_client_leaves(_exchange(peers, process, scope, body, receive, send), receive)
 
 
 async def _exchange(  # noqa: PLR0913, PLR0917 - as `forward`
@@ -85,8 +75,3 @@ def _url(scope: Scope) -> URL:
 
 def _text(headers: Iterable[tuple[bytes, bytes]], without: frozenset[bytes]) -> list[tuple[str, str]]:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers if name not in without]
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

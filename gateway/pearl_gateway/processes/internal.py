@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from pearl_gateway.asgi import error_response, json_response, while_connected
-from pearl_gateway.control import message_response
-from pearl_gateway.errors import GatewayError, try_later
+from pearl_gateway.control import Control, message_response
+from pearl_gateway.errors import GatewayError
 from pearl_gateway.processes.local import end_here, exports_here
 from pearl_gateway.processes.messages import Command, Count, End, Ending, Names, Prime, Primed, State, Sync
 
@@ -85,16 +85,12 @@ def _common(gateway: Gateway, pausing: Pausing) -> list[Route]:
     async def running(request: Request) -> Response:
         return message_response(Count(count=pausing.do(await _body(request, Command))))
 
-    async def ready(_request: Request) -> Response:
-        if not gateway.membership_known:
-            raise try_later("NotReady", "the list of workers was not read yet", 1.0)
-        return Response(_NOTHING)
-
-    async def health(_request: Request) -> Response:
-        return Response(_NOTHING)
-
-    get = {"ready": ready, "health": health}
-    return [_post("running", running), *(Route(f"/_/{name}", answer, methods=["GET"]) for name, answer in get.items())]
+    alone = Control(gateway)
+    return [
+        _post("running", running),
+        Route("/_/ready", alone.ready, methods=["GET"]),
+        Route("/_/health", alone.health, methods=["GET"]),
+    ]
 
 
 def _post(name: str, handler: Any) -> Route:

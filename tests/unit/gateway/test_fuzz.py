@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gateway_fuzz import BATCH, SECONDS, fuzzed, requests
-from hypothesis import HealthCheck, Phase, given, settings
+from gateway_fuzz import BATCH, SECONDS, fuzzed, fuzzing, requests
+from hypothesis import HealthCheck, given, settings
 from several_processes import together
 
 from pearl_api.names import Activity, Role
@@ -65,14 +64,7 @@ def run_fuzz(benches: Benches, examples: int) -> None:
     bench, _ = loop.run_until_complete(frame.__aenter__())
     tasks = len(asyncio.all_tasks(loop))
 
-    @settings(
-        max_examples=examples,
-        derandomize="PEARL_FUZZ_RANDOM" not in os.environ,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
-    )
+    @fuzzing(examples, shrink=True)
     @given(requests())
     def fuzz(request: dict[str, Any]) -> None:
         loop.run_until_complete(ask(bench, request))

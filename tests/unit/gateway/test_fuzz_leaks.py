@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gateway_fuzz import SECONDS, fuzzed, requests
-from hypothesis import HealthCheck, Phase, given, settings
+from gateway_fuzz import SECONDS, fuzzed, fuzzing, requests
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pearl_simulator.emulator import EngineConfig
@@ -150,14 +149,7 @@ def run_fuzz(benches: Benches, examples: int) -> None:
     loop.run_until_complete(warm(url))
     before = loop.run_until_complete(_held_at_rest(bench, engines))
 
-    @settings(
-        max_examples=examples,
-        derandomize="PEARL_FUZZ_RANDOM" not in os.environ,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
+    @fuzzing(examples, shrink=False)
     @given(st.lists(clients, min_size=1, max_size=AT_ONCE))
     def fuzz(clients: list[tuple[dict[str, Any], str]]) -> None:
         loop.run_until_complete(together(url, clients))

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fake_cluster import quiet_stats
 from hypothesis import given
 from hypothesis import strategies as st
 from several_processes import lines
@@ -152,23 +153,7 @@ def view(uid: str, **more: Any) -> WorkerView:
 
 
 def stats(**more: Any) -> GatewayStats:
-    known: dict[str, Any] = {
-        "rollout": "r",
-        "uptime_seconds": 1.0,
-        "profile": None,
-        "profile_age_seconds": None,
-        "batch": None,
-        "unfinished": [],
-        "live": LiveStates(),
-        "workers": [],
-        "counters": Counters(),
-        "window": 3,
-        "local_append_tokens": 64,
-        "weights_wanted": None,
-        "weights_min": None,
-        "weights_max": None,
-    }
-    return GatewayStats(**{**known, **more})
+    return quiet_stats("r", **{"window": 3, "local_append_tokens": 64, **more})
 
 
 def test_statistics_of_processes_are_one_view() -> None:
