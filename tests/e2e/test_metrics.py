@@ -58,9 +58,9 @@ def debug_ring(fleet: Fleet, installation: Installation) -> list[dict[str, Any]]
 def test_the_shape_follows_the_work_as_predicted_and_says_why(automatic: Fleet, installation: Installation) -> None:
     fleet, cluster = automatic, installation.cluster
     with steady(fleet, f"prefill-heavy-{time.time():.0f}", prompt_tokens=1500, max_tokens=2, streams=6):
-        wait_for(lambda: shape(fleet) == "2P1D", seconds=120, what="2P1D for prefill-heavy work")
+        wait_shape(fleet, "2P1D", "prefill-heavy")
     with steady(fleet, f"decode-heavy-{time.time():.0f}", prompt_tokens=20, max_tokens=200, streams=6):
-        wait_for(lambda: shape(fleet) == "1P2D", seconds=120, what="1P2D for decode-heavy work")
+        wait_shape(fleet, "1P2D", "decode-heavy")
         fleet.wait_roles({"prefill": 1, "decode": 2})
     assert fleet.status()["target"]["reason"] == "Applied"
     why = re.compile(r"disaggregated:1P2D: [0-9.]+ turns/s predicted against [0-9.]+ disaggregated:2P1D")
@@ -72,6 +72,16 @@ def test_the_shape_follows_the_work_as_predicted_and_says_why(automatic: Fleet, 
     recorded = [entry for entry in debug_ring(fleet, installation) if entry["plan"]["reason"] == "Applied"][-1]
     again = plan(snapshot_from_json(recorded["snapshot"]), policy_from_json(recorded["policy"]))
     assert dumps(again) == dumps(recorded["plan"]), "a recorded decision plans to the same bytes"
+
+
+def wait_shape(fleet: Fleet, wanted: str, work: str) -> None:
+    """Until the target has this shape; else the error holds the last decision, which says what it was made of."""
+    wait_for(
+        lambda: shape(fleet) == wanted,
+        seconds=120,
+        what=f"{wanted} for {work} work",
+        last=lambda: f"{shape(fleet)}, {fleet.status()['lastDecision']}",
+    )
 
 
 def shape(fleet: Fleet) -> str:

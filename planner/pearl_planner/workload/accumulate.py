@@ -32,6 +32,8 @@ FIRST = 3
 """Place of the first turns' residuals, behind those of appended, generated and waits of later turns."""
 FIRST_ALIKE = 16.0
 """First prompts that are one: a group's."""
+TURNS_ALIKE = 3.0
+"""Turns that tell as much as one: those of one trajectory are alike, and answers to one prompt."""
 MIN_RECENT = 16.0
 MIN_JUMP = 0.6
 """Least mean residual (of a logarithm) of the last turns that is taken for a change of phase."""
@@ -94,7 +96,7 @@ class Accumulator:
             self._newest = known_count(version)
         if number > 1:
             self._later(record, where, logs, weight)
-        elif self._first_jumps(logs):
+        elif self._first_jumps(record, logs):
             self._change_of_phase()
         if record.cached_tokens is not None:
             self._cache(record, weight)
@@ -127,13 +129,13 @@ class Accumulator:
     def _residuals(self, where: int, logs: tuple[float, float, float | None]) -> None:
         """Recent means of the residuals of later turns; a jump of one of them is a change of phase."""
         means = (*self._logs[where], self._wait_before)
-        jumps = [value is not None and self._jumps(i, value, means[i], 1.0) for i, value in enumerate(logs)]
+        jumps = [value is not None and self._jumps(i, value, means[i], TURNS_ALIKE) for i, value in enumerate(logs)]
         if any(jumps):
             self._change_of_phase()
 
-    def _first_jumps(self, logs: tuple[float, float]) -> bool:
-        """The same of first turns, whose prompts are alike within a group: fewer of them are independent."""
-        alike = (FIRST_ALIKE, 1.0)
+    def _first_jumps(self, record: TurnRecord, logs: tuple[float, float]) -> bool:
+        """The same of first turns: a group's prompts are one, those of trajectories in no group are independent."""
+        alike = (1.0, 1.0) if record.group == record.trajectory else (TURNS_ALIKE * FIRST_ALIKE, TURNS_ALIKE)
         jumps = [self._jumps(FIRST + i, value, self._logs[0][i], alike[i]) for i, value in enumerate(logs)]
         return any(jumps)
 
@@ -141,7 +143,7 @@ class Accumulator:
         if usual.count < KEPT_TURNS:
             return False
         recent = self._recent[place] = _faded(self._recent[place], value - usual.mean)
-        noise = JUMP_SIGMAS * math.sqrt(3.0 * alike * max(usual.variance, 0.01) / recent.count)
+        noise = JUMP_SIGMAS * math.sqrt(alike * max(usual.variance, 0.01) / recent.count)
         return recent.count >= MIN_RECENT and abs(recent.mean) > max(MIN_JUMP, noise)
 
     def _change_of_phase(self) -> None:

@@ -38,6 +38,18 @@ def test_groups_with_long_and_short_prompts_are_no_change_of_phase() -> None:
     assert update(None, groups * 5).effective_turns > 390
 
 
+def test_trajectories_in_no_group_change_phase_out_of_a_mixture_too() -> None:
+    def alone(number: int, appended: int) -> TurnRecord:
+        name = f"t{number}"
+        return TurnRecord(name, 1, appended, generated_tokens=50, context_tokens=appended, group=name)
+
+    mixture = [alone(number, (20, 1500)[number % 2]) for number in range(1000)]
+    profile = update(None, mixture)
+    assert profile.effective_turns > 950, "a mixture is no change of phase"
+    profile = update(profile, [alone(number, 1500) for number in range(96)])
+    assert profile.appended.mean > 1300
+
+
 def test_noise_is_no_change_of_phase() -> None:
     noisy = [turn(2, appended_tokens=number) for number in (5, 20, 80, 320, 1280)] * 100
     profile = update(update(None, noisy), noisy)
