@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 
-.PHONY: help setup demo rl-loop test test-unit test-engine test-integrations test-cluster test-full lint format crds docs lock bench bench-loans bench-gateway chaos-loans chaos-gateway clean
+.PHONY: help setup demo rl-loop test test-unit test-engine test-integrations test-cluster test-full lint format crds docs lock bench bench-loans bench-gateway bench-flips chaos-loans chaos-gateway clean
 
 help: ## print the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -54,6 +54,9 @@ bench: setup ## measure the engine on this machine (rewrites the CPU table)
 
 bench-loans: setup ## 100 GPU sets that are lent and taken back all the time (JSON=FILE, ARGS: --help)
 	@$(PY) tests/bench/loans.py $(if $(JSON),--json $(JSON)) $(ARGS)
+
+bench-flips: setup ## role flips under load on the real local cluster, from decision to first token (JSON=FILE, ARGS: --help)
+	@$(PY) tests/bench/flips.py $(if $(JSON),--json $(JSON)) $(ARGS)
 
 bench-gateway: setup ## the gateway beside vllm-router on the same workers, and what a turn costs (JSON=FILE, ARGS: --help)
 	@$(PY) tests/bench/gateway.py $(if $(JSON),--json $(JSON)) $(ARGS)

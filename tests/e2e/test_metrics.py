@@ -78,7 +78,7 @@ def wait_shape(fleet: Fleet, wanted: str, work: str) -> None:
     """Until the target has this shape; else the error holds the last decision, which says what it was made of."""
     wait_for(
         lambda: shape(fleet) == wanted,
-        seconds=120,
+        seconds=240,
         what=f"{wanted} for {work} work",
         last=lambda: f"{shape(fleet)}, {fleet.status()['lastDecision']}",
     )

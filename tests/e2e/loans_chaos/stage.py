@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pearl_dev.handle import Cluster
+    from pearl_dev.product import Installation
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart.yaml"
 RESERVED = 2
@@ -41,8 +42,8 @@ def cluster(name: str, progress: Progress) -> Iterator[Cluster]:
 
 
 @contextmanager
-def stage(running: Cluster, *, real: bool, seed: int, group: bool = False) -> Iterator[Scene]:
-    """The quickstart rollout with two workers of its own, a trainer and light load.
+def rollout(running: Cluster, *, real: bool, gpus: int) -> Iterator[tuple[Installation, Fleet]]:
+    """PEARL installed, and the quickstart rollout with colocated workers of its own on so many GPUs, ready.
 
     `real`: with real vLLM. Else with emulated engines behind the same agents and the same guard.
     """
@@ -54,7 +55,7 @@ def stage(running: Cluster, *, real: bool, seed: int, group: bool = False) -> It
     api = Api(running.kubeconfig)
     manifest = installation.manifest(QUICKSTART.read_text())
     manifest["metadata"]["namespace"] = NAMESPACE
-    manifest["spec"]["capacity"]["reserved"]["gpus"] = RESERVED
+    manifest["spec"]["capacity"]["reserved"]["gpus"] = gpus
     fleet = Fleet(api, NAMESPACE, manifest["metadata"]["name"])
     # A run that was killed left all of it, with the weights of its last update.
     running.kubectl("-n", TRAINERS, "delete", "pod", "--all", "--grace-period=1")
@@ -64,13 +65,20 @@ def stage(running: Cluster, *, real: bool, seed: int, group: bool = False) -> It
     fleet.apply(manifest)
     fleet.patch({"mode": "Colocated", "ratio": None})
     try:
-        fleet.wait_ready(RESERVED, seconds=600)
+        fleet.wait_ready(gpus, seconds=600)
+        yield installation, fleet
+    finally:
+        api.delete(fleet.path)
+        fleet.close()
+        api.close()
+
+
+@contextmanager
+def stage(running: Cluster, *, real: bool, seed: int, group: bool = False) -> Iterator[Scene]:
+    """That rollout with a trainer and light load."""
+    with rollout(running, real=real, gpus=RESERVED) as (installation, fleet):
         scene = Scene(installation, fleet, turns_per_second=0.7, seed=seed, group=group)
         try:
             yield scene.open()
         finally:
             scene.load.stop()
-    finally:
-        api.delete(fleet.path)
-        fleet.close()
-        api.close()
