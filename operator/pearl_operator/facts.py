@@ -73,6 +73,17 @@ class Taint:
 
     key: str
     since: float | None
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """A condition of a node, without its heartbeat."""
+
+    kind: str
+    status: str
+    reason: str | None
+    since: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +92,9 @@ class NodeFact:
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
     taints: tuple[Taint, ...] = ()
+    conditions: tuple[NodeCondition, ...] = ()
     unschedulable: bool = False
     ready: bool = False
 
@@ -224,8 +237,19 @@ def node_fact(body: Object) -> NodeFact:
     return NodeFact(
         name=meta["name"],
         labels=tuple(sorted((meta.get("labels") or {}).items())),
+        annotations=tuple(sorted((meta.get("annotations") or {}).items())),
         taints=tuple(
-            Taint(taint.get("key", ""), from_rfc3339(taint.get("timeAdded"))) for taint in spec.get("taints") or []
+            Taint(taint.get("key", ""), from_rfc3339(taint.get("timeAdded")), taint.get("value") or "")
+            for taint in spec.get("taints") or []
+        ),
+        conditions=tuple(
+            NodeCondition(
+                kind=each.get("type", ""),
+                status=each.get("status", ""),
+                reason=each.get("reason"),
+                since=from_rfc3339(each.get("lastTransitionTime")),
+            )
+            for each in status.get("conditions") or []
         ),
         unschedulable=bool(spec.get("unschedulable")),
         ready=_is_true(_condition(status, "Ready")),

@@ -215,6 +215,7 @@ class RolloutLoop:
             spec=spec,
             pods=pods,
             nodes=self.parts.index.nodes,
+            signs=self.parts.settings.node_notices,
             loans=self.parts.actor.loans.planner_loans(self.key),
             samples=samples,
             budget=budget_of(spec, loans_enabled=self.parts.settings.cluster_scoped),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pearl_api import names
 from pearl_api.wire.worker import WorkerPhase
-from pearl_operator.notices import notice_seconds
+from pearl_operator.notices import SIGNS, Sign, notice_seconds
 from pearl_operator.resources.worker import shape_hash
 from pearl_planner.types import (
     Activity,
@@ -48,6 +48,8 @@ class Facts:
     target: Target | None
     memory: Memory
     now: float
+    signs: tuple[Sign, ...] = SIGNS
+    """What announces the end of a node."""
     served: frozenset[str] = frozenset()
     """UIDs of pods that were Ready at some time."""
     keep_shape: bool = False
@@ -101,7 +103,7 @@ def _worker(pod: PodFact, facts: Facts, view: WorkerView | None) -> Worker | Non
         in_flight=view.in_flight if view is not None else None,
         resident_tokens=view.resident_tokens if view is not None else None,
         loan=pod.loan,
-        notice_seconds=notice_seconds(pod, facts.nodes.get(pod.node or ""), facts.now),
+        notice_seconds=notice_seconds(pod, facts.nodes.get(pod.node or ""), facts.now, facts.signs),
         draining_seconds=_draining(pod, facts.now),
         acked_activity=Activity(view.activity.value) if view is not None else None,
         from_nothing=None if agent is None else agent.phase in (WorkerPhase.COLD, WorkerPhase.STOPPED),

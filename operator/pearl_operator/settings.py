@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pearl_api import names
+from pearl_operator.notices import SIGNS, Sign, signs_with
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +48,8 @@ class Settings:
     """`PEARL_CALL_TIMEOUT_SECONDS`: of one Kubernetes call; also what the Lease must outlast."""
     look_seconds: float = 2.0
     """`PEARL_LOOK_SECONDS`: longest pause between two looks at a rollout."""
+    node_notices: tuple[Sign, ...] = SIGNS
+    """`PEARL_NODE_NOTICES`: JSON list of further signs that a node will end (`notices.Sign`)."""
     debug_ring: int = 50
     """`PEARL_DEBUG_RING`: decisions that `/debug/snapshot` remembers per rollout."""
 
@@ -92,6 +95,13 @@ def _boolean(env: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text in _TRUE if text else default
 
 
+def _signs(env: Mapping[str, str]) -> tuple[Sign, ...]:
+    try:
+        return signs_with(env.get("PEARL_NODE_NOTICES", "").strip())
+    except ValueError as error:
+        raise ValueError(f"PEARL_NODE_NOTICES (operator.nodeNotices of the chart), {error}") from None
+
+
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -119,5 +129,6 @@ def from_env(env: Mapping[str, str] | None = None) -> Settings:
         port=int(_number(env, "PEARL_PORT", names.PORT_OPERATOR)),
         call_timeout_seconds=_number(env, "PEARL_CALL_TIMEOUT_SECONDS", 6.0),
         look_seconds=_number(env, "PEARL_LOOK_SECONDS", 2.0),
+        node_notices=_signs(env),
         debug_ring=int(_number(env, "PEARL_DEBUG_RING", 50)),
     )

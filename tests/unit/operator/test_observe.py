@@ -19,8 +19,7 @@ from pearl_api.wire.gateway import (
     WorkerView,
 )
 from pearl_api.wire.worker import WorkerPhase, WorkerState
-from pearl_operator.facts import NodeFact, PodFact, Taint, pod_fact
-from pearl_operator.notices import notice_seconds
+from pearl_operator.facts import NodeFact, PodFact, pod_fact
 from pearl_operator.observe import Facts, snapshot_of, worker_state
 from pearl_operator.policy import budget_of, engine_choice, gpu_products
 from pearl_operator.ports import EngineSamples
@@ -223,14 +222,6 @@ def test_only_pods_in_transition_are_asked_directly() -> None:
     assert in_transition(ready_pod()), "it drains"
     assert in_transition(replace(active, zone="borrowed"))
     assert not in_transition(replace(active, ready=False, deleting=True))
-
-
-def test_notices_count_down_from_the_taint() -> None:
-    node = NodeFact(name="n1", taints=(Taint("aws-node-termination-handler/spot-itn", NOW - 20),))
-    assert notice_seconds(ready_pod(), node, NOW) == 100.0
-    assert notice_seconds(ready_pod(), node, NOW + 500) == 0.0
-    assert notice_seconds(replace(ready_pod(), disruption="EvictionByEvictionAPI"), None, NOW) == 30.0
-    assert notice_seconds(ready_pod(), NodeFact(name="n1", taints=(Taint("nvidia.com/gpu", None),)), NOW) is None
 
 
 def test_a_pod_without_our_labels_is_no_fact() -> None:
