@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import secrets
+import signal
 import sys
 import tempfile
 from contextlib import AsyncExitStack
@@ -61,7 +62,9 @@ async def play(options: argparse.Namespace, seed: str, folder: Path) -> list[Res
         shape=replace(shape, together=options.trajectories),
         pace=pace,
         kinds=kinds,
+        seconds=None if options.minutes is None else 60 * options.minutes / max(1, len(acts)),
     )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, _end, plan.over)
     engines = real.prepare() if options.real else None
     async with AsyncExitStack() as stack:
         reference: Reference = EmulatedReference()
@@ -77,7 +80,14 @@ async def play(options: argparse.Namespace, seed: str, folder: Path) -> list[Res
 
         if options.at_once:
             return list(await asyncio.gather(*(one(*each) for each in enumerate(acts))))
-        return [await one(*each) for each in enumerate(acts)]
+        return [await one(*each) for each in enumerate(acts) if not plan.over.is_set()]
+
+
+def _end(over: asyncio.Event) -> None:
+    """First interrupt: no further event. The next one ends at once."""
+    over.set()
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+    say("interrupted: what was played is checked now; once more, and it is not")
 
 
 def say(text: str) -> None:
@@ -108,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--real", action="store_true", help="real vLLM on the CPU instead of emulated engines")
     add("--events", type=int, help=f"over all acts (default: {EVENTS}, real {REAL_EVENTS})")
+    add("--minutes", type=float, help="begin no event after so long, over all acts (default: all events)")
     add("--seed", help="of events and agents (default: a new one, which is told)")
     add("--rate", type=float, help="events per second at the most (default: 24, real 0.5)")
     add("--workers", type=int, help="default: 14, real 4")

@@ -40,6 +40,7 @@ class GatewayProcess:
                 env=self._environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # an interrupt at the terminal is for the run, not for the gateway
             )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,10 @@ class Plan:
     shape: Shape
     pace: Pace
     kinds: dict[Kind, float] = field(default_factory=lambda: dict(WEIGHTS))
+    seconds: float | None = None
+    """No event begins later; None = all of them are played."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to begin no further event: what was played is checked as ever."""
 
 
 @dataclass
@@ -160,6 +165,7 @@ async def _events(scene: Scene, plan: Plan, result: Result) -> None:
     player, slots = Player(scene, plan.pace), asyncio.Semaphore(plan.together)
     loop = asyncio.get_running_loop()
     due = loop.time()
+    last = due + plan.seconds if plan.seconds is not None else math.inf
     async with asyncio.TaskGroup() as tasks:
 
         async def one(event: Any) -> None:
@@ -174,6 +180,8 @@ async def _events(scene: Scene, plan: Plan, result: Result) -> None:
             due = max(due + event.pause / plan.rate, loop.time())
             await asyncio.sleep(due - loop.time())
             await slots.acquire()
+            if plan.over.is_set() or loop.time() > last:
+                break
             await _calm(scene, plan.pace.least_ready)
             result.events[event.kind] = result.events.get(event.kind, 0) + 1
             tasks.create_task(one(event))
