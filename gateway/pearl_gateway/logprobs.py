@@ -1,7 +1,7 @@
 """Log-probabilities of text answers as the engine's own answers have them, where its derender endpoints differ.
 
-They ignore `return_tokens_as_token_ids`, show the sampled token as the top one where none was asked for, and count
-offsets in streams by another text.
+They ignore `return_tokens_as_token_ids`, show the sampled token as the top one where none was asked for, count
+offsets in streams by another text, and leave them out of streams where there are parsers (`tokens_out` asks again).
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from itertools import accumulate
 from typing import Any
 
 Json = dict[str, Any]
+
+LOGPROB_CONTEXT = 4
+"""Tokens before one that may be needed to name it: a character is at most four bytes."""
 
 
 def for_derender(body: Json, entries: list[Json], *, chat: bool) -> Json:

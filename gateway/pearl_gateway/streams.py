@@ -47,7 +47,7 @@ class Streams:
         streams = [TextStream(self._text, body, turn, chat=chat) for turn in turns]
         said, counts = _Said(), stream_usage(body)
         unsaid = {"prompt_token_ids": turns[0].prompt} if chat and body.get("return_token_ids") else {}
-        async with aclosing(self._follow_all(turns)) as ranges:
+        async with aclosing(self._follow_all(turns, first_alone=chat)) as ranges:
             async for at, start, end in ranges:
                 turn = turns[at]
                 if turn.error is not None:
@@ -65,17 +65,17 @@ class Streams:
         if counts is not StreamUsage.NEVER:
             yield _event({**head, "usage": usage(turns, samples)})
 
-    async def _follow_all(self, turns: list[Turn]) -> AsyncGenerator[tuple[int, int, int]]:
+    async def _follow_all(self, turns: list[Turn], *, first_alone: bool) -> AsyncGenerator[tuple[int, int, int]]:
         """(index of the turn, start, end) of new tokens, as `follow` gives them."""
         if len(turns) == 1:
-            async with aclosing(self.follow(turns[0])) as ranges:
+            async with aclosing(self.follow(turns[0], first_alone=first_alone)) as ranges:
                 async for start, end in ranges:
                     yield 0, start, end
             return
         news: asyncio.Queue[tuple[int, int, int] | None] = asyncio.Queue(maxsize=len(turns))
 
         async def pump(at: int, turn: Turn) -> None:
-            async with aclosing(self.follow(turn)) as ranges:
+            async with aclosing(self.follow(turn, first_alone=first_alone)) as ranges:
                 async for start, end in ranges:
                     await news.put((at, start, end))
             await news.put(None)
@@ -109,14 +109,21 @@ class Streams:
         if counts is not StreamUsage.NEVER:
             yield _event({**head, "choices": [], "usage": usage([turn])})
 
-    async def follow(self, turn: Turn) -> AsyncGenerator[tuple[int, int]]:
-        """Ranges of new tokens as they come; the last one may be empty and comes when the turn is settled."""
+    async def follow(self, turn: Turn, *, first_alone: bool = False) -> AsyncGenerator[tuple[int, int]]:
+        """Ranges of new tokens as they come; the last one may be empty and comes when the turn is settled.
+
+        `first_alone`: the first token is a range of its own, as in the engine. Some parsers find the mark that begins
+        reasoning only where it comes alone.
+        """
         sent = 0
         async with self._sessions.reading(turn):
             while True:
                 end, settled = turn.visible, turn.settled
                 if end > sent or settled:
                     turn.shown = max(turn.shown, end)
+                    if first_alone and not sent and end > 1:
+                        yield 0, 1
+                        sent = 1
                     yield sent, end
                     sent = end
                     if settled:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pearl_gateway.logprobs import for_derender, named, offsets
+from pearl_gateway.chat_parts import DeltaCutter, given, hides_tokens, name_calls, whole_finish
+from pearl_gateway.logprobs import LOGPROB_CONTEXT, for_derender, named, offsets
 from pearl_gateway.stops import StopCutter, cut_at_stop, stop_strings
 from pearl_gateway.text import PROMPT_TAIL
 
@@ -45,6 +46,7 @@ class TokensOut:
         """One choice of a chat completion, with tool calls and reasoning as the engine's parsers see them."""
         message: dict[str, Any] = {"role": "assistant", "content": ""}
         choice: dict[str, Any] = {"index": index, "logprobs": None}
+        hidden = False
         if turn.token_ids:
             request = {
                 "generate_response": {**_response(body, turn, chat=True), "prompt_token_ids": turn.prompt},
@@ -52,14 +54,19 @@ class TokensOut:
                 "chat_request": chat_request(body),
             }
             answer = await self._text.call("/v1/chat/completions/derender", request)
-            choice["logprobs"] = named(body, answer["choices"][0].get("logprobs"), turn.entries)
+            found = answer["choices"][0]
+            hidden = hides_tokens(body, found)
+            if not hidden:
+                choice["logprobs"] = named(body, found.get("logprobs"), turn.entries)
             if shown_end(turn):
-                message = answer["choices"][0]["message"]
-        if isinstance(message.get("content"), str):
-            message["content"] = await self._cut(turn, message["content"])
-        finish = "tool_calls" if message.get("tool_calls") and turn.finish_reason == "stop" else turn.finish_reason
+                message = found["message"]
+        for name in ("reasoning", "content"):
+            if isinstance(message.get(name), str):
+                message[name] = await self._cut(turn, message[name])
+        name_calls(turn, message)
+        finish = whole_finish(body, message, turn.finish_reason)
         choice.update(message=message, finish_reason=finish, stop_reason=turn.stop_reason)
-        if body.get("return_token_ids"):
+        if body.get("return_token_ids") and not hidden:
             choice["token_ids"] = turn.token_ids
         return choice
 
@@ -84,15 +91,16 @@ class TextStream:
         self._state: Any = None
         self._offset = 0
         """Length of the tokens' names so far, of a completion with logprobs."""
-        include = bool(turn.sampling.get("include_stop_str_in_output"))
-        self._cutter = StopCutter(stop_strings(turn.sampling.get("stop")), include=include)
+        stops, include = stop_strings(turn.sampling.get("stop")), bool(turn.sampling.get("include_stop_str_in_output"))
+        self._cutter = StopCutter(stops, include=include)
+        self._delta_cutter = DeltaCutter(stops, include=include)
 
     async def push(self, start: int, end: int, *, last: bool) -> dict[str, Any]:
         """The choice of a streamed event for tokens [start, end) of the answer; `last` when there will be no more."""
         turn = self._turn
         source: dict[str, Any] = {
             "index": 0,
-            "token_ids": turn.token_ids[start : shown_end(turn) if last else end],
+            "token_ids": turn.token_ids[start : min(end, shown_end(turn))],
             "finish_reason": turn.finish_reason if last else None,
             "stop_reason": turn.stop_reason if last else None,
         }
@@ -101,14 +109,36 @@ class TextStream:
             source["logprobs"] = for_derender(self._body, entries, chat=self._chat)
         nothing = not source["token_ids"] and not entries and not self._chat
         choice = {"text": "", **source} if nothing else await self._derender(source)
+        hidden = self._chat and hides_tokens(self._body, choice)
         choice.pop("token_ids", None)
-        choice["logprobs"] = self._placed(named(self._body, choice.get("logprobs"), entries))
-        self._hold_back_stops(choice, last=last)
-        if self._body.get("return_token_ids"):
+        found = None if hidden else choice.get("logprobs")
+        if entries and found is None and not hidden:
+            found = await self._chat_logprobs(start, end)
+        choice["logprobs"] = self._placed(named(self._body, found, entries))
+        if self._chat:
+            self._finish_delta(choice, last=last)
+        else:
+            choice["text"] = self._cut(choice.get("text") or "", last=last)
+        if self._body.get("return_token_ids") and not hidden:
             choice["token_ids"] = turn.token_ids[start:end]
             if not start and not self._chat:
                 choice["prompt_token_ids"] = turn.prompt
         return choice
+
+    async def _chat_logprobs(self, start: int, end: int) -> dict[str, Any] | None:
+        """Logprobs of tokens [start, end) of a chat; streamed derendering leaves them out where there are parsers."""
+        before = max(0, start - LOGPROB_CONTEXT)
+        choice = {
+            "index": 0,
+            "token_ids": self._turn.token_ids[before:end],
+            "logprobs": for_derender(self._body, self._turn.entries[before:end], chat=True),
+        }
+        # Nothing of the message is used: without tools there is less to parse.
+        plain = {name: self._body[name] for name in (*_DECODING, "messages") if name in self._body}
+        request = {"generate_response": {"choices": [choice]}, "chat_request": plain}
+        answer = await self._text.call("/v1/chat/completions/derender", request)
+        found = answer["choices"][0].get("logprobs")
+        return None if found is None else {"content": found["content"][start - before :]}
 
     def _placed(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
         if self._chat or logprobs is None:
@@ -132,21 +162,28 @@ class TextStream:
         choice: dict[str, Any] = answer["chunk"]["choices"][0]
         return choice
 
-    def _hold_back_stops(self, choice: dict[str, Any], *, last: bool) -> None:
-        holder, name = (choice.setdefault("delta", {}), "content") if self._chat else (choice, "text")
-        text = holder.get(name) or ""
-        shown = self._cutter.end(text, self._turn.stop_reason) if last else self._cutter.push(text)
-        if shown or name in holder:
-            holder[name] = shown
+    def _finish_delta(self, choice: dict[str, Any], *, last: bool) -> None:
+        turn = self._turn
+        delta = given(choice.get("delta") or {})
+        name_calls(turn, delta)
+        self._delta_cutter.push(delta, last=last, stop_reason=turn.stop_reason)
+        choice["delta"] = delta
+        if last and turn.finish_reason != "stop":
+            # Derendering says `tool_calls` for every end of an answer with a call, also where it was cut short.
+            choice["finish_reason"] = turn.finish_reason
+
+    def _cut(self, text: str, *, last: bool) -> str:
+        return self._cutter.end(text, self._turn.stop_reason) if last else self._cutter.push(text)
 
 
 def chat_request(body: dict[str, Any]) -> dict[str, Any]:
     """The client's request as the derender endpoints take it."""
-    return {name: value for name, value in body.items() if name not in ("stream", "stream_options", "n")}
+    request = {name: value for name, value in body.items() if name not in ("stream", "stream_options", "n")}
+    return request if body.get("include_reasoning", True) else {**request, "return_token_ids": True}
 
 
 def shown_end(turn: Turn) -> int:
-    """How many tokens of a whole answer the text shows: not the stop token that ended it, as in the engine."""
+    """How many tokens of an answer the text shows: not the stop token that ended it, as in the engine."""
     by_token = turn.finish_reason == "stop" and not isinstance(turn.stop_reason, str)
     return len(turn.token_ids) - (by_token and not turn.sampling.get("include_stop_str_in_output"))
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = ROOT / "tests" / "support"
 MODEL = "tiny"
 START_SECONDS = 300.0
 
@@ -57,18 +58,21 @@ class RealEngine:
     log: Path
     tokens: Path
     url: str = ""
+    model: Path | None = None
+    """Directory of another model than the tests' usual one."""
+    arguments: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     client: httpx.Client = field(default_factory=one_request_per_connection)
 
     def start(self) -> None:
         environment = ensure_engine_environment(ROOT, cache_directory(os.environ))
         settings = WorkerSettings(
-            model=str(ensure_model(MODEL, ROOT, cache_directory(os.environ))),
+            model=str(self.model or ensure_model(MODEL, ROOT, cache_directory(os.environ))),
             model_name=MODEL,
             device=Device.CPU,
             max_model_len=2048,
             lease_seconds=5.0,
-            engine_args=("--kv-cache-memory-bytes", str(64 << 20)),
+            engine_args=("--kv-cache-memory-bytes", str(64 << 20), *self.arguments),
             engine_python=str(environment / "bin" / "python"),
             tokens_directory=self.tokens,
             engine_port=free_port(),
@@ -78,7 +82,7 @@ class RealEngine:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command.argv,
-                env={**command.environment, "PEARL_GATE": "open"},
+                env={**command.environment, "PEARL_GATE": "open", "PYTHONPATH": str(PLUGINS)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -260,8 +264,8 @@ async def served(gateway: Gateway) -> AsyncIterator[str]:
         await task
 
 
-@pytest.fixture
-async def real(engines: list[RealEngine]) -> AsyncIterator[RealBench]:
+@asynccontextmanager
+async def bench_of(engines: list[RealEngine]) -> AsyncIterator[RealBench]:
     limits = Limits(max_model_len=2048, queue_seconds=60, kv_lease_seconds=5)
     settings = Settings(
         rollout="r", tokens=Tokens(client="client", engine="engine"), limits=limits, model=MODEL, local_append_tokens=0
@@ -276,6 +280,43 @@ async def real(engines: list[RealEngine]) -> AsyncIterator[RealBench]:
             httpx.AsyncClient(base_url=url, headers=headers, timeout=120) as client,
         ):
             bench = RealBench(gateway, client, engines)
-            bench.place(Role.COLOCATED, Role.COLOCATED)
+            bench.place(*[Role.COLOCATED for _ in engines])
             yield bench
             await gateway.close()
+
+
+@pytest.fixture
+async def real(engines: list[RealEngine]) -> AsyncIterator[RealBench]:
+    async with bench_of(engines) as bench:
+        yield bench
+
+
+PARSERS = (
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
+    *("--logits-processors", "scripted_logits:Scripted"),
+)
+
+
+@pytest.fixture(scope="module")
+def parsing_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine]:
+    """Real vLLM with a tool parser and a reasoning parser, of a model that says what `vllm_xargs.say` is."""
+    folder = tmp_path_factory.mktemp("parsing")
+    (folder / "engine").write_text("engine\n")
+    python = ensure_engine_environment(ROOT, cache_directory(os.environ)) / "bin" / "python"
+    source = ensure_model(MODEL, ROOT, cache_directory(os.environ))
+    subprocess.run([python, PLUGINS / "thinking_model.py", source, folder / "model"], check=True)
+    engine = RealEngine("a", folder / "a.log", folder, model=folder / "model", arguments=PARSERS)
+    say("contract tests: starting an engine with parsers")
+    try:
+        engine.start()
+        engine.wait()
+        yield engine
+    finally:
+        engine.kill()
+
+
+@pytest.fixture
+async def parsed(parsing_engine: RealEngine) -> AsyncIterator[RealBench]:
+    """A gateway before the engine with parsers."""
+    async with bench_of([parsing_engine]) as bench:
+        yield bench

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from equality import EXCEPTIONS, OWN_CHECKS, Difference, Json, Row, differences, explained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import httpx
-
     from conftest import RealBench
 
 pytestmark = pytest.mark.timeout(600)
 
 DOCS = Path(__file__).parents[2] / "docs" / "gateway.md"
 BEGIN, END = "<!-- exceptions: tests/contract/test_gateway_equal.py -->\n", "<!-- end -->\n"
-ABSENT = "absent"
-
-Json = dict[str, Any]
 Call = tuple[str, Any]
 IDS = [1, 2, 3, 4]
 USER = [{"role": "user", "content": "hi"}]
@@ -120,6 +112,7 @@ ANSWERED: dict[str, Call] = {
         add_generation_prompt=False,
         continue_final_message=True,
     ),
+    "chat reasoning hidden": chat(include_reasoning=False, logprobs=True, return_token_ids=True),
     "chat tools": chat(tools=[LOOK], tool_choice="none"),
     "chat tool result": chat(
         messages=[
@@ -137,6 +130,7 @@ ANSWERED: dict[str, Call] = {
     "chat stream": chat(stream=True),
     "chat stream all": chat(**COUNTED, logprobs=True, top_logprobs=1, return_token_ids=True),
     "chat stream usage often": chat(**OFTEN),
+    "chat stream reasoning hidden": chat(include_reasoning=False, logprobs=True, return_token_ids=True, stream=True),
     "chat stream samples": chat(stream=True, n=2, **WARM),
     "chat stream stop": chat(stream=True, **STOPS),
     "chat stream tool": chat(tools=[LOOK], tool_choice=NAMED, stream=True, **BOUND),
@@ -198,218 +192,25 @@ REFUSED: dict[str, Call] = {
 CALLS = ANSWERED | REFUSED
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One field of one answer that is not the same."""
-
-    field: str
-    """Its path without indices; of a stream: of the joined answer."""
-    engine: Any
-    gateway: Any
-
-
-@dataclass(frozen=True)
-class Row:
-    """One documented exception."""
-
-    what: str
-    engine: str
-    gateway: str
-    why: str
-    fields: str
-    """Regular expression of the paths."""
-    holds: Callable[[Difference], bool]
-    shown_by: str
-    """A call where it is to be seen."""
-    only: tuple[str, ...] = ()
-    """The calls that it is for; none = all."""
-
-
-def always(_found: Difference) -> bool:
-    return True
-
-
-NOT_BEGUN = ("stream out of vocabulary", "ids stream of too many logprobs")
-OWN_CHECKS = ("BadRequest", "ContextLength", "ModelUnknown")
-CARRIED_OVER_NOT = ("echo", "suffix", "prompt logprobs", "ids prompt logprobs", "beam search", "ids as text")
-EXCEPTIONS = (
-    Row(
-        "`id`, `request_id`",
-        "the engine's",
-        "`trajectory/turn/attempt`",
-        "they name the turn; a retry of the key gets the same",
-        r"body\.(id|request_id)",
-        lambda found: str(found.gateway).count("/") == 2,
-        "text",
-    ),
-    Row(
-        "`created`",
-        "when it was asked",
-        "when it answered; in a stream, when it began",
-        "an engine may be asked several times for one answer",
-        r"body\.created",
-        lambda found: 0 <= found.gateway - found.engine <= 60,
-        "chat default length",
-    ),
-    Row(
-        "fields that are null",
-        "null",
-        "left out",
-        "clients read both alike",
-        r"body\..*",
-        lambda found: found.engine is None and found.gateway is ABSENT,
-        "chat",
-    ),
-    Row(
-        "`system_fingerprint`",
-        "the engine's",
-        "left out",
-        "an answer may come from several engines: the export's segments name them",
-        r"body\.system_fingerprint",
-        lambda found: found.gateway is ABSENT,
-        "text",
-    ),
-    Row(
-        "`weight_versions[].version`",
-        "label, `default` at first",
-        "number of the manifest, 0 at first",
-        "trainers compute with it",
-        r"body\.choices\.weight_versions\.version",
-        lambda found: (found.engine, found.gateway) == ("default", 0),
-        "ids",
-    ),
-    Row(
-        "`error.message`, `.type`, `.param` of what the gateway checks itself",
-        "vLLM's words",
-        "one sentence that names the field, a reason in CamelCase",
-        "status and `code` are the same; what the engine finds is passed on as it is",
-        r"body\.error\.(message|type|param)",
-        always,
-        "no samples",
-    ),
-    Row(
-        "`echo`, `suffix`, `best_of`, `prompt_logprobs`, `use_beam_search`, `prompt_embeds`, `output_mode: text`",
-        "served",
-        "400",
-        "they do not fit a turn of token ids that may be resumed elsewhere",
-        r"status|type|body.*",
-        lambda found: found.field != "status" or found.gateway == 400,
-        "echo",
-        CARRIED_OVER_NOT,
-    ),
-    Row(
-        "a stream that the engine refuses before its first token",
-        "200, an error event",
-        "400",
-        "it is known before the answer begins",
-        r"status|type|body\.(usages|end|choices)",
-        lambda found: found.field != "status" or (found.engine, found.gateway) == (200, 400),
-        "stream out of vocabulary",
-        NOT_BEGUN,
-    ),
-    Row(
-        "`n` above 1 with temperature 0",
-        "400",
-        "n equal answers",
-        "each sample is a turn of its own",
-        r"status|body.*",
-        lambda found: found.field != "status" or (found.engine, found.gateway) == (400, 200),
-        "text greedy samples",
-        ("text greedy samples",),
-    ),
-    Row(
-        "`sampling_params` left out",
-        "400",
-        "the engine's defaults",
-        "every one of them has a default",
-        r"status|body.*",
-        lambda found: found.field != "status" or (found.engine, found.gateway) == (400, 200),
-        "ids no parameters",
-        ("ids no parameters",),
-    ),
-)
-
-
-def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """(path with indices, value) of everything that is no container, and of empty ones."""
-    if isinstance(value, dict) and value:
-        for name, one in value.items():
-            yield from leaves(one, f"{path}.{name}" if path else name)
-    elif isinstance(value, list) and value and isinstance(value[0], (dict, list)):
-        for at, one in enumerate(value):
-            yield from leaves(one, f"{path}[{at}]")
-    else:
-        yield path, value
-
-
-def joined(events: list[Json]) -> Json:
-    """A stream as one answer: how tokens are divided into events is no matter, the rest is."""
-    whole: Json = {"choices": {}, "usages": 0}
-    for event in events:
-        whole |= {name: value for name, value in event.items() if name != "choices" and value is not None}
-        whole["usages"] += event.get("usage") is not None
-        for choice in event.get("choices", ()):
-            add(whole["choices"].setdefault(str(choice["index"]), {}), choice)
-    # With every event, at the end, or never.
-    whole["usages"] = min(whole["usages"], 2)
-    return whole
-
-
-def add(whole: Json, choice: Json) -> None:
-    for name, value in choice.items():
-        if name in ("delta", "logprobs") and value is not None:
-            add(whole.setdefault(name, {}), value)
-        elif name == "tool_calls":
-            calls = whole.setdefault(name, {})
-            for call in value or ():
-                add(calls.setdefault(str(call["index"]), {}), call.get("function") or {})
-        elif isinstance(value, list) or name in ("text", "content", "arguments"):
-            whole[name] = whole[name] + value if whole.get(name) and value else value or whole.get(name)
-        elif value is not None:
-            whole[name] = value
-
-
-def read(response: httpx.Response) -> dict[str, Any]:
-    body: Any = response.text
-    if body.startswith("data: "):
-        *events, end = [one.removeprefix("data: ") for one in body.strip().split("\n\n")]
-        body = {**joined([json.loads(one) for one in events]), "end": end}
-    elif "json" in response.headers.get("content-type", ""):
-        body = response.json()
-    found = {"status": response.status_code, "type": response.headers.get("content-type"), "body": body}
-    return dict(leaves(found, ""))
-
-
-async def differences(real: RealBench, name: str) -> list[Difference]:
+async def asked_both(real: RealBench, name: str) -> list[Difference]:
     path, body = CALLS[name]
     real.gateway.fleet.remove("b")
-    engine = read(real.engines[0].call("POST", path, body))
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    gateway = read(await real.client.post(path, content=content, headers={"Content-Type": "application/json"}))
-    return [
-        Difference(re.sub(r"\[\d+\]|(?<=choices)\.\d+", "", field), one, other)
-        for field in dict.fromkeys([*engine, *gateway])
-        if (one := engine.get(field, ABSENT)) != (other := gateway.get(field, ABSENT))
-    ]
-
-
-def explained(found: Difference, name: str) -> Row | None:
-    for row in sorted(EXCEPTIONS, key=lambda row: not row.only):
-        if (not row.only or name in row.only) and re.fullmatch(row.fields, found.field) and row.holds(found):
-            return row
-    return None
+    engine = real.engines[0].call("POST", path, body)
+    gateway = await real.client.post(path, content=content, headers={"Content-Type": "application/json"})
+    return differences(engine, gateway)
 
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_the_gateway_answers_as_its_engine_does(real: RealBench, name: str) -> None:
-    unexplained = [one for one in await differences(real, name) if explained(one, name) is None]
+    unexplained = [one for one in await asked_both(real, name) if explained(one, name) is None]
     assert unexplained == []
     assert not [worker.facts.pod for worker in real.gateway.fleet.workers.values() if worker.ejected]
 
 
-@pytest.mark.parametrize("row", EXCEPTIONS, ids=lambda row: row.what[:30])
+@pytest.mark.parametrize("row", [row for row in EXCEPTIONS if not row.parsers], ids=lambda row: row.what[:30])
 async def test_every_exception_is_to_be_seen(real: RealBench, row: Row) -> None:
-    assert row in [explained(one, row.shown_by) for one in await differences(real, row.shown_by)]
+    assert row in [explained(one, row.shown_by) for one in await asked_both(real, row.shown_by)]
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name not in ("no json", "no object")])

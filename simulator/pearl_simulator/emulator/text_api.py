@@ -158,7 +158,7 @@ class Derenderer:
                 "logprobs": _chat_logprobs(one),
                 "finish_reason": one.get("finish_reason") or "stop",
                 "stop_reason": one.get("stop_reason"),
-                "token_ids": None,
+                "token_ids": _ids_asked_for(one, body.get("chat_request")),
                 "routed_experts": None,
             }
             for at, one in enumerate(choices)
@@ -200,7 +200,8 @@ class Derenderer:
         choices = []
         for one in chunk["choices"]:
             text, state = _next_text(one, state, chat=chat)
-            choices.append(_streamed_choice(one, text, state, chat=chat))
+            choice = _streamed_choice(one, text, state, chat=chat)
+            choices.append({**choice, "token_ids": _ids_asked_for(one, body.get("chat_request"))})
             state["role_sent"] = chat
         found = {
             "id": self._new_id(),
@@ -219,6 +220,10 @@ class Derenderer:
 def _text(choice: Json, request: Json | None) -> str:
     keep = not (request or {}).get("skip_special_tokens", True)
     return tokenizer.decode(choice.get("token_ids") or (), keep_special=keep)
+
+
+def _ids_asked_for(choice: Json, request: Json | None) -> list[int] | None:
+    return choice.get("token_ids") if (request or {}).get("return_token_ids") else None
 
 
 def _next_text(choice: Json, state: Json, *, chat: bool) -> tuple[str, Json]:
@@ -251,11 +256,11 @@ def _streamed_choice(choice: Json, text: str, state: Json, *, chat: bool) -> Jso
         offset = int(state["logprob_text_offset"]) - len(text)
         logprobs = _completion_logprobs(choice, offset)
         head = {"index": choice["index"], "text": text, "logprobs": logprobs}
-        return {**head, **ends, "prompt_token_ids": None, "token_ids": None}
+        return {**head, **ends, "prompt_token_ids": None}
     role = None if state["role_sent"] else "assistant"
     delta = {"role": role, "content": text, "reasoning": None}
     head = {"index": choice["index"], "delta": delta, "logprobs": _chat_logprobs(choice)}
-    return {**head, **ends, "token_ids": None}
+    return {**head, **ends}
 
 
 def _entries(choice: Json) -> list[Json] | None:
