@@ -46,8 +46,8 @@ format: setup ## format the code
 crds: setup ## write the generated CRDs (crds/ and the chart's copy)
 	@.venv/bin/pearl-api crds --write
 
-docs: setup ## write the generated reference pages
-	@.venv/bin/pearl-api docs --write
+docs: setup ## write the generated reference pages and the dashboard
+	@.venv/bin/pearl-api docs --write && $(PY) -m pearl_dev.monitoring --write
 
 bench: setup ## measure the engine on this machine (rewrites the CPU table)
 	@$(PY) -m pearl_worker.measure

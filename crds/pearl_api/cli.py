@@ -21,11 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     files = crd_files() if options.command == "crds" else doc_files()
     if options.write:
-        return _write(options.root, files)
-    return _check(options.root, files, options.command)
+        return write(options.root, files)
+    return check(options.root, files, f"pearl-api {options.command} --write")
 
 
-def _write(root: Path, files: Mapping[PurePosixPath, str]) -> int:
+def write(root: Path, files: Mapping[PurePosixPath, str]) -> int:
+    """Writes generated files below `root`."""
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
@@ -33,10 +34,11 @@ def _write(root: Path, files: Mapping[PurePosixPath, str]) -> int:
     return 0
 
 
-def _check(root: Path, files: Mapping[PurePosixPath, str], command: str) -> int:
+def check(root: Path, files: Mapping[PurePosixPath, str], command: str) -> int:
+    """Names every file that differs and the command that writes it; 1 = there is one."""
     stale = [path for path, text in files.items() if not _same(root / path, text)]
     for path in stale:
-        print(f"{path} differs from the models: run `pearl-api {command} --write` and commit it", file=sys.stderr)
+        print(f"{path} differs from its source: run `{command}` and commit it", file=sys.stderr)
     return 1 if stale else 0
 
 

@@ -35,7 +35,8 @@ def _index_page(bodies: Mapping[str, str]) -> str:
     listed = "".join(f"- [{title}]({name}.md)\n" for name, title in titles)
     loans_api = "- [Loan API, OpenAPI 3.1](loan-api.json), served at `/v1/loans/openapi.json`\n"
     gateway_api = "- [Gateway, OpenAPI 3.1](gateway-api.json), served by it at `/openapi.json`\n"
-    return f"# Reference\n\n{listed}{loans_api}{gateway_api}"
+    metrics = "- [Metrics](metrics.md) of operator, gateway and worker agent\n"
+    return f"# Reference\n\n{listed}{metrics}{loans_api}{gateway_api}"
 
 
 def _resource_page(resource: Resource) -> str:
@@ -53,7 +54,7 @@ def _resource_page(resource: Resource) -> str:
         "Checked by the API server on every write, beside the bounds above:",
         "\n".join(f"- {rule.message}" for rule in resource.rules),
         "## Columns",
-        _table(("column", "from"), ((column.name, f"`{column.path}`") for column in resource.columns)),
+        table(("column", "from"), ((column.name, f"`{column.path}`") for column in resource.columns)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -62,14 +63,14 @@ def _conditions_page() -> str:
     parts = ["# Conditions of a PearlRollout", "All are always present; reason `Unknown`: it could not be observed."]
     for condition, meaning in CONDITIONS.items():
         rows = ((f"`{reason}`", text) for reason, text in CONDITION_REASONS[condition].items())
-        parts += [f"## {condition}", meaning, _table(("reason", "meaning"), rows)]
+        parts += [f"## {condition}", meaning, table(("reason", "meaning"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
 def _decisions_page() -> str:
-    table = _table(("reason", "meaning"), ((f"`{reason}`", text) for reason, text in DECISIONS.items()))
+    reasons = table(("reason", "meaning"), ((f"`{reason}`", text) for reason, text in DECISIONS.items()))
     intro = "`status.lastDecision.reason` of a PearlRollout; the message beside it gives the numbers."
-    return f"# Decision reasons\n\n{intro}\n\n{table}\n"
+    return f"# Decision reasons\n\n{intro}\n\n{reasons}\n"
 
 
 def _wire_page() -> str:
@@ -92,12 +93,12 @@ def _labels_page() -> str:
         ("Field managers", ("FIELD_",)),
     ):
         rows = [(f"`{value}`", text) for name, value, text in documented if name.startswith(prefixes)]
-        parts += [f"## {title}", _table(("value", "meaning"), rows)]
+        parts += [f"## {title}", table(("value", "meaning"), rows)]
     functions = (names.root_secret, names.worker_secret, names.gateway_secret, names.client_secret, names.gateway_name)
     rows = [(f"`{function('NAME')}`", inspect.getdoc(function) or "") for function in functions]
     rows.append((f"`{names.worker_pod('NAME', 3, 0)}`", inspect.getdoc(names.worker_pod) or ""))
     rows.append((f"`{names.borrower_pod('TRAINER', 0)}`", inspect.getdoc(names.borrower_pod) or ""))
-    parts += ["## Objects of a rollout called NAME", _table(("name", "what"), rows)]
+    parts += ["## Objects of a rollout called NAME", table(("name", "what"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -117,7 +118,7 @@ def _field_table(schema: Schema, prefix: str) -> str:
         (f"`{path}`", _type_of(field), _default_of(field, required=required), _description_of(field))
         for path, field, required in _walk(schema, prefix)
     ]
-    return _table(("field", "type", "default", "meaning"), rows)
+    return table(("field", "type", "default", "meaning"), rows)
 
 
 def _walk(schema: Schema, prefix: str) -> Iterable[tuple[str, Schema, bool]]:
@@ -179,7 +180,8 @@ def _docstring(statement: ast.stmt | None) -> str:
     return ""
 
 
-def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(cell.replace("\n", " ") for cell in row) + " |" for row in rows]
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from pearl_operator.errors import OperatorError, Refused, RetryAfter
 from pearl_operator.look import Look, Refusals
 from pearl_operator.observe import Facts, snapshot_of
 from pearl_operator.policy import budget_of, engine_choice, gpu_products, policy_of
-from pearl_operator.report import status_after_bug, status_unreadable
+from pearl_operator.report import status_after_bug, status_of, status_unreadable
 from pearl_operator.status_codec import target_from_status
 from pearl_planner.fleet.steps import finished
 from pearl_planner.plan import plan
@@ -24,7 +24,7 @@ from pearl_planner.serialize import memory_from_text
 from pearl_planner.types import AnswerLoan, CreateWorker
 
 if TYPE_CHECKING:
-    from pearl_api.rollout import PearlRolloutSpec
+    from pearl_api.rollout import PearlRolloutSpec, PearlRolloutStatus
     from pearl_operator.act import Actor
     from pearl_operator.children import Children
     from pearl_operator.facts import PodFact, RolloutFact
@@ -134,9 +134,13 @@ class RolloutLoop:
         if rollout is None or rollout.deleting:
             return
         try:
-            await self.parts.reporter.write(rollout, status_after_bug(rollout, error, self.parts.clock.now()))
+            await self._write(rollout, status_after_bug(rollout, error, self.parts.clock.now()))
         except OperatorError as refusal:
             log.warning("bug not reported", extra={"rollout": str(self.key), "error": str(refusal)})
+
+    async def _write(self, rollout: RolloutFact, status: PearlRolloutStatus) -> None:
+        written = await self.parts.reporter.write(rollout, status)
+        self.parts.metrics.reported(self.key, written.status.conditions)
 
     async def look(self) -> float:
         """One look; the seconds until the next one is due.
@@ -148,14 +152,14 @@ class RolloutLoop:
         if rollout is None or rollout.deleting:
             return _LONG_SECONDS  # the garbage collector removes what is owned; nothing is created any more
         if rollout.spec is None:
-            await self.parts.reporter.write(rollout, status_unreadable(rollout, self.parts.clock.now()))
+            await self._write(rollout, status_unreadable(rollout, self.parts.clock.now()))
             return _LONG_SECONDS
         if self._past.uid != rollout.uid:
             self._past = _Past(rollout.uid)
         started = self.parts.clock.monotonic()
         look = await self._decide(rollout, rollout.spec)
         self.parts.ring.append(self.key, look.snapshot, look.policy, look.plan)
-        await self.parts.reporter.report(look)  # the target is written before the first action
+        await self._write(rollout, status_of(look, rollout.status))  # the target is written before the first action
         self._past.memory = look.plan.memory
         self.parts.actor.loans.decided(look)
         try:

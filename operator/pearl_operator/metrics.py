@@ -10,11 +10,15 @@ from pearl_operator.look import serves
 from pearl_planner.types import WorkerState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pearl_api.conditions import Condition
     from pearl_operator.look import Look
     from pearl_operator.ports import RolloutKey
     from pearl_planner.types import Action
 
 _ROLLOUT = ("rollout_namespace", "rollout")
+_STATUSES = ("True", "False", "Unknown")
 
 
 class Metrics:
@@ -46,6 +50,18 @@ class Metrics:
         self._gateway_age = Gauge(
             "pearl_gateway_statistics_age_seconds", "Age of the gateway's statistics.", _ROLLOUT, registry=self.registry
         )
+        self._condition = Gauge(
+            "pearl_condition",
+            "1 for the present status (True, False, Unknown) of each condition, 0 for the others.",
+            (*_ROLLOUT, "type", "status"),
+            registry=self.registry,
+        )
+        self._model_scale = Gauge(
+            "pearl_model_scale",
+            "Measured over predicted step time, of all workers or of those that only decode; 1 = as the table says.",
+            (*_ROLLOUT, "steps"),
+            registry=self.registry,
+        )
         self.watch_age = Gauge(
             "pearl_watch_age_seconds", "Time since any watch delivered an event.", registry=self.registry
         )
@@ -65,7 +81,20 @@ class Metrics:
         age = look.snapshot.measurements.gateway_age_seconds
         if age is not None:
             self._gateway_age.labels(*labels).set(age)
+        self._scale(key, "all", look.plan.memory.model_scale)
+        self._scale(key, "decode", look.plan.memory.decode_scale)
         self._count_workers(look)
+
+    def reported(self, key: RolloutKey, conditions: Iterable[Condition]) -> None:
+        """The conditions that a rollout has now."""
+        for condition in conditions:
+            for status in _STATUSES:
+                labels = (key.namespace, key.name, condition.type.value, status)
+                self._condition.labels(*labels).set(status == condition.status)
+
+    def _scale(self, key: RolloutKey, steps: str, scale: float | None) -> None:
+        if scale is not None:
+            self._model_scale.labels(key.namespace, key.name, steps).set(scale)
 
     def _count_workers(self, look: Look) -> None:
         key = look.rollout.key
@@ -96,6 +125,8 @@ class Metrics:
             self._serving,
             self._target,
             self._gateway_age,
+            self._condition,
+            self._model_scale,
         ):
             family.remove_by_labels(matching)
         self._states.pop(key, None)

@@ -186,16 +186,12 @@ class Reporter:
     _written_at: float | None = field(default=None, init=False)
     _told: tuple[Any, ...] | None = field(default=None, init=False)
 
-    async def report(self, look: Look) -> RolloutFact:
-        """Writes what is new; the rollout as it is afterwards.
+    async def write(self, rollout: RolloutFact, status: PearlRolloutStatus) -> RolloutFact:
+        """Applies the status if it is due; the rollout as it is afterwards.
 
         Raises:
             Conflict: The object changed since the look began; what was decided is not written.
         """
-        return await self.write(look.rollout, status_of(look, look.rollout.status))
-
-    async def write(self, rollout: RolloutFact, status: PearlRolloutStatus) -> RolloutFact:
-        """Applies the status if it is due."""
         if not self._due(rollout.status, status):
             return rollout
         key = rollout.key

@@ -194,18 +194,28 @@ class TrajectoryProgress(Message):
 class Counters(Message):
     """Totals since the start of the gateway, of all its processes."""
 
-    turns: int = 0
-    trajectories_finished: int = 0
-    trajectories_aborted: int = 0
-    generated_tokens: int = 0
-    prefilled_tokens: int = 0
-    wasted_tokens: int = 0
-    handoffs: int = 0
-    handoff_failures: int = 0
-    local_appends: int = 0
-    resumes: int = 0
-    lost_turns: int = 0
-    prefix_broken: int = 0
+    turns: int = Field(default=0, description="Finished turns.")
+    trajectories_finished: int = Field(default=0, description="Trajectories that ended whole.")
+    trajectories_aborted: int = Field(default=0, description="Trajectories that were given up.")
+    generated_tokens: int = Field(default=0, description="Tokens of finished turns.")
+    prefilled_tokens: int = Field(
+        default=0, description="Prompt tokens that were computed anew, as far as the gateway knows the caches."
+    )
+    wasted_tokens: int = Field(
+        default=0, description="Generated tokens that are in no trajectory, or in an aborted one."
+    )
+    handoffs: int = Field(default=0, description="Turns prefilled by one worker for another to decode.")
+    handoff_failures: int = Field(
+        default=0, description="Hand-offs whose KV could not be used; the turn computed its prompt again."
+    )
+    local_appends: int = Field(default=0, description="Turns whose prompt the decode worker prefilled itself.")
+    resumes: int = Field(
+        default=0, description="Turns that went on from their tokens after their worker was lost, drained or updated."
+    )
+    lost_turns: int = Field(default=0, description="Turns that a bug of the gateway ended; its log has the trace.")
+    prefix_broken: int = Field(
+        default=0, description="Turns whose prompt does not go on from the trajectory's tokens: a new context began."
+    )
     degraded_turns: int = Field(default=0, description="Turns served colocated because one side was missing.")
 
 

@@ -31,7 +31,7 @@ def test_check_passes_after_write_and_names_a_file_that_was_edited(
     capsys.readouterr()
     assert main(["crds", "--check", *root]) == 1
     assert capsys.readouterr().err == (
-        "charts/pearl/crds/gpuloans.yaml differs from the models: run `pearl-api crds --write` and commit it\n"
+        "charts/pearl/crds/gpuloans.yaml differs from its source: run `pearl-api crds --write` and commit it\n"
     )
 
 

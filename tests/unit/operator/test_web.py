@@ -74,6 +74,9 @@ async def test_metrics_and_decisions_can_be_read_and_decisions_repeated(world: W
     text = (await client.get("/metrics")).text
     assert 'pearl_workers_serving{rollout="swe",rollout_namespace="rl"} 3.0' in text
     assert 'pearl_actions_total{action="CreateWorker",rollout="swe",rollout_namespace="rl"} 3.0' in text
+    ready = 'pearl_condition{rollout="swe",rollout_namespace="rl",status="%s",type="Ready"}'
+    assert f"{ready % 'True'} 1.0" in text
+    assert f"{ready % 'False'} 0.0" in text
 
     decisions = (await client.get("/debug/snapshot/swe")).json()
     assert len(decisions) > 1
