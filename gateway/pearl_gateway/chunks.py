@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from pearl_gateway.errors import EngineError, EngineRefusedError, EngineStalledError, EngineUnreachableError
+from pearl_gateway.errors import (
+    EngineError,
+    EngineFaultError,
+    EngineRefusedError,
+    EngineStalledError,
+    EngineUnreachableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -107,7 +113,8 @@ def _failed(message: dict[str, Any], url: str) -> EngineError:
     code = error.get("code")
     if isinstance(code, int) and HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR:
         return EngineRefusedError(code, str(error.get("message")), message)
-    return EngineUnreachableError(f"{url}: {str(message['error'])[:300]}")
+    said = f"{url}: {str(error.get('message') or message['error'])[:300]}"
+    return EngineFaultError(said) if isinstance(code, int) else EngineUnreachableError(said)
 
 
 def _chunk(choice: dict[str, Any]) -> Chunk:

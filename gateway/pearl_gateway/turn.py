@@ -17,6 +17,7 @@ from pearl_gateway.draft import Draft, bound_by_grammar, engine_request, room, s
 from pearl_gateway.engine import TURN_WAITS_SECONDS
 from pearl_gateway.errors import (
     EngineClosedError,
+    EngineFaultError,
     EngineRefusedError,
     EngineStalledError,
     EngineUnreachableError,
@@ -128,7 +129,7 @@ class Runner:
                 turn.finish_reason = "length"
                 return
             await asyncio.sleep(tries.pause())
-            before = len(turn.token_ids)
+            before, turn.fault = len(turn.token_ids), None
             async with self._places.place(trajectory, turn, tries.excluded) as (route, weights):
                 reason = await self._serve(trajectory, turn, route, weights)
             if reason is SegmentReason.COMPLETE:
@@ -141,7 +142,7 @@ class Runner:
                     raise try_later("StructureInterrupted", message, 0.5)
             if progress or reason is not SegmentReason.DRAINED:
                 self._tally.resumes += 1
-            tries.note(route, reason, self._clock(), progress=progress)
+            tries.note(route, reason, self._clock(), progress=progress, fault=turn.fault)
             tries.check(self._clock(), self._limits.queue_seconds)
 
     def _begin_anew(self, turn: Turn) -> bool:
@@ -183,6 +184,7 @@ class Runner:
         except EngineStalledError:
             reason = SegmentReason.WORKER_LOST
         except EngineUnreachableError as error:
+            turn.fault = str(error) if isinstance(error, EngineFaultError) else None
             if not draft.lost:
                 _LOG.warning("%s failed on a turn, ejected until it answers: %s", draft.called.facts.pod, error)
                 self._fleet.eject(draft.called)

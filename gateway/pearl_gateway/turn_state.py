@@ -71,6 +71,8 @@ class Turn:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: GatewayError | None = None
+    fault: str | None = None
+    """What the engine said that answered the last try with a fault."""
     settled: bool = False
     """Its whole answer is in the log, or it has a typed error: readers may go."""
     environment_seconds: float | None = None

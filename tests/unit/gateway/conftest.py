@@ -75,6 +75,8 @@ class FakeEngine:
     stall_after: int | None = None
     refuse: bool = False
     broken: bool = False
+    breaks_off: bool = False
+    """Streams begin with an error event, as those of vLLM do that fails on a request when it has begun."""
     mute: bool = False
     gate_closed: bool = False
     deaf: bool = False
@@ -180,6 +182,9 @@ class FakeEngine:
         sampling = body["sampling_params"]
         context, done = list(body["token_ids"]), 0
         stops = sampling.get("stop") or []
+        if self.breaks_off:
+            await response.write(b'data: {"error": {"message": "no token is left", "code": 500}}\n\n')
+            return response
         try:
             while True:
                 if done == self.stop_after:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from pearl_api.names import Activity, Role
 from pearl_gateway import records
 
 if TYPE_CHECKING:
-    import pytest
-
     from conftest import Bench
 
 
@@ -113,11 +113,22 @@ async def test_worker_that_turns_unready_and_mute_is_left_at_once(bench: Bench) 
         assert bench.tokens(await task) == bench.continuation([8], 5)
 
 
-async def test_request_that_fails_everywhere_does_not_go_round_for_ever(bench: Bench) -> None:
-    engines = [await bench.engine(broken=True) for _ in range(3)]
+@pytest.mark.parametrize(
+    ("how", "error", "requests", "said"),
+    [
+        ({"broken": True}, "EngineFault", 3, "500"),
+        ({"breaks_off": True}, "EngineFault", 3, "no token is left"),
+        ({"hang_up": 99}, "WorkerLost", 12, "6 workers in a row"),  # a cut connection is opened once more
+    ],
+)
+async def test_request_that_fails_everywhere_does_not_go_round_for_ever(
+    bench: Bench, how: dict[str, Any], error: str, requests: int, said: str
+) -> None:
+    engines = [await bench.engine(**how) for _ in range(3)]
     response = await bench.generate([8], 5)
-    assert (response.status_code, response.json()["error"]["type"]) == (503, "WorkerLost")
-    assert sum(len(engine.requests) for engine in engines) == 6
+    assert (response.status_code, response.json()["error"]["type"]) == (503, error)
+    assert said in response.json()["error"]["message"]
+    assert sum(len(engine.requests) for engine in engines) == requests
     assert response.headers["Retry-After"] == "5"
 
 
