@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from pearl_simulator.reporting.report import Report
 
+DIFFERS = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 MOST_SEEDS = 10_000
@@ -62,7 +63,10 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0: done; 2: the input cannot be used, with a sentence that says why; 130: interrupted."""
+    """Exit code 0: done; 1: a replayed decision is not the recorded one; 2: the input cannot be used; 130: interrupted.
+
+    What cannot be used is said in one sentence.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the processes it started end with it
     console = Console(stderr=True)
@@ -82,6 +86,8 @@ def _run(options: argparse.Namespace, given: Sequence[str], console: Console) ->
         for path in pages.write(Path(options.results), Path(options.out)):
             console.print(f"wrote {path}", highlight=False)
         return 0
+    if options.command == "replay-snapshot":
+        return _replay_snapshot(Path(options.file))
     _check_writable(options)
     setting = Setting(
         pool=Pool(options.jobs, None if options.silent else console),
@@ -98,6 +104,14 @@ def _run(options: argparse.Namespace, given: Sequence[str], console: Console) ->
     report: Report = experiment.run(setting)
     _give(report, options, f"pearl-sim {shlex.join(given)}", console)
     return 0
+
+
+def _replay_snapshot(file: Path) -> int:
+    replays = importlib.import_module("pearl_simulator.snapshot_replay")
+    output = Console()
+    replayed = replays.replay(file)
+    replays.show(replayed, output if output.is_terminal else Console(width=PLAIN_WIDTH))
+    return 0 if all(one.equal for one in replayed) else DIFFERS
 
 
 def _give(report: Report, options: argparse.Namespace, command: str, console: Console) -> None:
@@ -148,6 +162,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, command in COMMANDS.items():
         _add(commands.add_parser(name, help=command.help, description=command.help), command)
+    again = commands.add_parser("replay-snapshot", help="decide again what an operator recorded, and compare")
+    again.add_argument("file", help="what GET /debug/snapshot/ROLLOUT of the operator answered")
     docs = commands.add_parser("docs", help="pages with plots from the JSON files of experiments")
     docs.add_argument("results", help="folder with the JSON files")
     docs.add_argument("--out", default="docs/results", help="folder of the pages (default: %(default)s)")
