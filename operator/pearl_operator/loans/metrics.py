@@ -99,6 +99,7 @@ class LoanMetrics:
             self._loans.labels(rollout.namespace, rollout.name, phase.value).set(numbers[phase])
             self._gpus.labels(rollout.namespace, rollout.name, phase.value).set(gpus[phase])
         self._overlaps.labels(rollout.namespace, rollout.name).set(overlaps)
+        self._not_returned.labels(rollout.namespace, rollout.name)  # from 0 on, else its first increase is not seen
 
     def answered(self, rollout: RolloutKey, seconds: float, *, granted: bool, reason: str) -> None:
         """An offer was answered."""

@@ -39,7 +39,7 @@ async def test_every_change_of_phase_is_counted_and_timed(cluster: LoanCluster) 
     assert lasted == pytest.approx(30, abs=1)
     assert value(cluster, "pearl_loan_answers_total", reason="Granted") == 1
     assert value(cluster, "pearl_loan_reclaim_seconds_count", killed="false") == 1
-    assert value(cluster, "pearl_loan_not_returned_total") is None
+    assert value(cluster, "pearl_loan_not_returned_total") == 0
     await client.close()
 
 
