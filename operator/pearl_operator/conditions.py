@@ -165,6 +165,7 @@ def degraded(look: Look) -> Verdict:
     if refused is not None:
         return Verdict("True", ConditionReason.INVALID_POD_TEMPLATE, refused)
     broken = [sentence for pod in look.pods if (sentence := _broken(look, pod.address.uid)) is not None]
+    broken += look.failing
     if broken:
         return Verdict("True", ConditionReason.WORKER_FAILED, _named(broken))
     lost = [loan.name for loan in look.loans if loan.status.history and loan.status.history[-1].free is False]

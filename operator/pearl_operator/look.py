@@ -46,6 +46,8 @@ class Look:
     engine_problem: str | None = None
     abandoned: str | None = None
     """Why the last target was dropped, until one is reached."""
+    failing: tuple[str, ...] = ()
+    """A clause for each slot whose pods fail again and again."""
     gateway_url: str | None = None
 
 

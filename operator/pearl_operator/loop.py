@@ -16,6 +16,7 @@ from pearl_operator.errors import OperatorError, Refused, RetryAfter
 from pearl_operator.look import Look, Refusals
 from pearl_operator.observe import Facts, snapshot_of
 from pearl_operator.policy import budget_of, engine_choice, gpu_products, policy_of
+from pearl_operator.remakes import Remakes
 from pearl_operator.report import status_after_bug, status_of, status_unreadable
 from pearl_operator.status_codec import target_from_status
 from pearl_planner.fleet.steps import finished
@@ -77,6 +78,7 @@ class _Past:
     """UIDs of pods that were Ready at some time."""
     abandoned: str | None = None
     capacity_refusal: str | None = None
+    remakes: Remakes = field(default_factory=Remakes)
     engine: tuple[object, EngineChoice] | None = None
     """By what it was chosen for; tables are files."""
 
@@ -162,12 +164,13 @@ class RolloutLoop:
         await self._write(rollout, status_of(look, rollout.status))  # the target is written before the first action
         self._past.memory = look.plan.memory
         self.parts.actor.loans.decided(look)
+        acted = False
         try:
-            await self._act(look)
+            acted = await self._act(look)
         finally:
             await self.parts.reporter.tell(look)
         self.parts.metrics.looked(look, self.parts.clock.monotonic() - started)
-        soon = _AFTER_ACTION_SECONDS if look.plan.actions else self.parts.settings.look_seconds
+        soon = _AFTER_ACTION_SECONDS if acted else self.parts.settings.look_seconds
         return min(look.plan.next_look_seconds, soon)
 
     async def _decide(self, rollout: RolloutFact, spec: PearlRolloutSpec) -> Look:
@@ -187,6 +190,7 @@ class RolloutLoop:
         policy = policy_of(rollout, spec, engine, hold=template_refusal is not None)
         decided = plan(snapshot, policy)
         self._note(snapshot, decided)
+        past.remakes.saw(snapshot.workers, parts.clock.monotonic())
         return Look(
             now=now,
             rollout=rollout,
@@ -201,6 +205,7 @@ class RolloutLoop:
             refusals=Refusals(template=template_refusal, gateway=gateway_refusal, capacity=past.capacity_refusal),
             engine_problem=engine.problem,
             abandoned=past.abandoned,
+            failing=past.remakes.told(),
             gateway_url=parts.resolver.gateway(self.key),
         )
 
@@ -255,12 +260,18 @@ class RolloutLoop:
         if not any(isinstance(action, CreateWorker) for action in decided.actions):
             self._past.capacity_refusal = None
 
-    async def _act(self, look: Look) -> None:
-        """The plan's actions in their order; one that fails ends the look."""
+    async def _act(self, look: Look) -> bool:
+        """The plan's actions in their order; one that fails ends the look. Whether there was anything to do now."""
+        acted = False
         frozen = look.spec.policy.advisory or look.refusals.template is not None
         for action in look.plan.actions:
             if frozen and not isinstance(action, AnswerLoan):
                 continue
+            if isinstance(action, CreateWorker) and not self._past.remakes.may(
+                action.slot.slot, self.parts.clock.monotonic()
+            ):
+                continue
+            acted = True
             try:
                 await self.parts.actor.carry_out(action, look)
             except Refused as error:
@@ -271,6 +282,7 @@ class RolloutLoop:
             self.parts.metrics.acted(self.key, action)
             if isinstance(action, CreateWorker):
                 self._past.capacity_refusal = None
+        return acted
 
 
 def _abandonment(target: Target) -> str:

@@ -105,12 +105,18 @@ def base_pod(spec: PearlRolloutSpec, zone: Zone, secret: str) -> Object:
 
 
 def with_templates(base: Object, spec: PearlRolloutSpec, zone: Zone, ours: Mapping[str, Any]) -> Object:
-    """Merges the user's templates, general then of the zone, and then `ours` metadata, which always wins."""
+    """Merges the user's templates, general then of the zone, and then `ours` metadata, which always wins.
+
+    A grace period in a template counts where it is longer: a shorter one would kill the engine in its drain.
+    """
     pod = base
     for template in _templates(spec, zone):
         meta = template.get("metadata") or {}
         allowed = {key: meta[key] for key in ("labels", "annotations") if meta.get(key)}
         pod = merge(pod, {"metadata": allowed, "spec": template.get("spec") or {}})
+    least, wanted = (each["spec"].get("terminationGracePeriodSeconds") for each in (base, pod))
+    if wanted is None or (isinstance(wanted, int) and wanted < least):
+        pod = merge(pod, {"spec": {"terminationGracePeriodSeconds": least}})
     return merge(pod, {"metadata": dict(ours)})
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import yaml
+
 from pearl_api import names
 from pearl_api.cli import main
 from pearl_api.conditions import ConditionReason, ConditionType
@@ -63,3 +65,11 @@ def test_names_of_the_longest_rollout_fit_into_labels_and_host_names() -> None:
     rollout = "a" * MAX_NAME_LENGTH
     made = [names.worker_pod(rollout, 1023, 999_999), names.gateway_name(rollout), names.gateway_secret(rollout)]
     assert max(len(name) for name in made) <= DNS_LABEL
+
+
+def test_crds_have_one_version_no_conversion_and_no_replicas_for_an_autoscaler() -> None:
+    for text in crd_files().values():
+        spec = yaml.safe_load(text)["spec"]
+        assert "conversion" not in spec
+        (version,) = spec["versions"]
+        assert version["subresources"] == {"status": {}}, "without `scale` no autoscaler takes it for a target"

@@ -8,7 +8,8 @@ import pytest
 
 from pearl_operator import errors, kinds, settings
 from pearl_operator.kube import error_from, path_of
-from pearl_operator.prometheus import by_pod
+from pearl_operator.prometheus import QUERIES, by_pod
+from pearl_operator.watch import kopf_settings
 
 
 @pytest.mark.parametrize(
@@ -77,3 +78,13 @@ def test_settings_name_the_variable_and_the_fix() -> None:
         settings.from_env({**enough, "PEARL_CALL_TIMEOUT_SECONDS": "15"})
     found = settings.from_env({**enough, "PEARL_TRAINER_NAMESPACES": "train, rl,,train"})
     assert found.namespaces == ("rl", "train")
+
+
+def test_an_engine_series_that_was_renamed_is_asked_for_by_both_names() -> None:
+    assert "vllm:kv_cache_usage_perc" in QUERIES["kv_usage"]
+    assert " or vllm:gpu_cache_usage_perc" in QUERIES["kv_usage"]
+
+
+def test_only_pods_of_rollouts_are_watched() -> None:
+    tuned = kopf_settings(settings.Settings(namespace="rl", gateway_image="x"))
+    assert tuned.watching.label_selectors["v1", "pods"] == "pearl.dev/rollout"

@@ -230,3 +230,9 @@ def test_each_secret_holds_its_holders_tokens_only() -> None:
 def test_a_node_drain_takes_one_worker_at_a_time() -> None:
     assert worker_budget(fact(spec_of()), 4)["spec"]["minAvailable"] == 3
     assert worker_budget(fact(spec_of()), 0)["spec"]["minAvailable"] == 0
+
+
+@pytest.mark.parametrize(("wanted", "gets"), [(30, 75), (300, 300)])
+def test_a_template_may_lengthen_the_grace_period_and_not_cut_the_drain(wanted: int, gets: int) -> None:
+    pod = pod_of(spec_of(podTemplate={"spec": {"terminationGracePeriodSeconds": wanted}}))
+    assert pod["spec"]["terminationGracePeriodSeconds"] == gets

@@ -292,3 +292,12 @@ def test_a_status_of_four_hundred_workers_with_long_stories_fits_its_limit() -> 
 def test_a_target_survives_the_way_through_the_status() -> None:
     there = target(3, Role.DECODE)
     assert target_from_status(target_to_status(there)) == there
+
+
+def test_a_worker_that_crashes_in_a_loop_is_told_and_the_rollout_is_not_ready() -> None:
+    crashing = pod(1, ready=False, running=False, waiting="CrashLoopBackOff: back-off 40s restarting failed container")
+    look = look_of((worker(0), worker(1, state=WorkerState.UNREADY)), pods=(pod(0), crashing))
+    assert verdict(look, "Ready") == ("False", "WorkersStarting")
+    degraded = next(each for each in conditions(look, []) if each.type is ConditionType.DEGRADED)
+    assert (degraded.status, degraded.reason.value) == ("True", "WorkerFailed")
+    assert degraded.message.startswith("swe-w1-0: CrashLoopBackOff")

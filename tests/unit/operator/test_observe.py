@@ -240,3 +240,11 @@ def test_the_engine_table_follows_the_gpus_of_the_cluster() -> None:
     problem = engine_choice(other).problem
     assert problem is not None
     assert "set spec.engine.table" in problem
+
+
+def test_a_worker_that_holds_its_gpus_by_a_claim_counts_as_one_engines_gpus() -> None:
+    stranger = body(**RUNNING)
+    stranger["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpus"}]}
+    fact = pod_fact(stranger)
+    assert fact is not None
+    assert snapshot(fact, Samples()).workers[0].gpus == SPEC.engine.tensor_parallel == 2
