@@ -190,7 +190,8 @@ class RolloutLoop:
         policy = policy_of(rollout, spec, engine, hold=template_refusal is not None)
         decided = plan(snapshot, policy)
         self._note(snapshot, decided)
-        past.remakes.saw(snapshot.workers, parts.clock.monotonic())
+        wanted = [slot.slot for slot in decided.target.slots] if decided.target is not None else []
+        past.remakes.saw(snapshot.workers, wanted, parts.clock.monotonic())
         return Look(
             now=now,
             rollout=rollout,

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 from pearl_planner.types import WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from pearl_planner.types import Worker
 
 _FIRST_SECONDS: Final = 5.0
 _LONGEST_SECONDS: Final = 300.0
+_MOST_DOUBLINGS: Final = 10
 _TOLD_FROM: Final = 3
 
 
@@ -38,14 +39,17 @@ class Remakes:
     _failed: dict[int, _Failures] = field(default_factory=dict, init=False)
     """By slot."""
 
-    def saw(self, workers: Iterable[Worker], now: float) -> None:
-        """Counts pods that failed; one that serves ends its slot's row."""
+    def saw(self, workers: Iterable[Worker], wanted: Collection[int], now: float) -> None:
+        """Counts pods that failed. One that serves ends its slot's row, and so does a fleet without the slot."""
+        for slot in self._failed.keys() - wanted:
+            del self._failed[slot]
         for worker in workers:
             before = self._failed.get(worker.slot, _Failures("", 0, now))
             if worker.state is WorkerState.READY:
                 self._failed.pop(worker.slot, None)
             elif worker.state is WorkerState.FAILED and worker.uid != before.uid:
-                pause = min(_FIRST_SECONDS * 2 ** (before.count - 1), _LONGEST_SECONDS) if before.count else 0.0
+                doublings = min(before.count - 1, _MOST_DOUBLINGS)
+                pause = min(_FIRST_SECONDS * 2**doublings, _LONGEST_SECONDS) if before.count else 0.0
                 self._failed[worker.slot] = _Failures(worker.uid, before.count + 1, now + pause)
 
     def may(self, slot: int, now: float) -> bool:
