@@ -310,6 +310,8 @@ class Memory:
     decode_scale: float | None = None
     """The same of workers that only decode; decaying average."""
     mixed_seen: MixedSeen | None = None
+    scale_table: str | None = None
+    """Name of the engine table that these three are about; None = nobody wrote it down."""
     capacity_changed_at: float | None = None
     elastic_gpus_seen: int | None = None
     """Elastic GPUs, used and free, at the last look; a change of it starts the coalescing time."""

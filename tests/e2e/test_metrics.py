@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from traffic import steady
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from pearl_dev.product import Installation
 
 pytestmark = pytest.mark.cluster
+
+work: Final = partial(steady, streams=6, sessions=True)
+"""A trajectory that is not ended holds a context that a flip would lose: thousands of them would forbid every flip."""
 
 
 @pytest.fixture
@@ -57,9 +61,9 @@ def debug_ring(fleet: Fleet, installation: Installation) -> list[dict[str, Any]]
 
 def test_the_shape_follows_the_work_as_predicted_and_says_why(automatic: Fleet, installation: Installation) -> None:
     fleet, cluster = automatic, installation.cluster
-    with steady(fleet, f"prefill-heavy-{time.time():.0f}", prompt_tokens=1500, max_tokens=2, streams=6):
+    with work(fleet, f"prefill-heavy-{time.time():.0f}", prompt_tokens=1500, max_tokens=2):
         wait_shape(fleet, "2P1D", "prefill-heavy")
-    with steady(fleet, f"decode-heavy-{time.time():.0f}", prompt_tokens=20, max_tokens=200, streams=6):
+    with work(fleet, f"decode-heavy-{time.time():.0f}", prompt_tokens=20, max_tokens=200):
         wait_shape(fleet, "1P2D", "decode-heavy")
         fleet.wait_roles({"prefill": 1, "decode": 2})
     assert fleet.status()["target"]["reason"] == "Applied"
@@ -74,12 +78,12 @@ def test_the_shape_follows_the_work_as_predicted_and_says_why(automatic: Fleet, 
     assert dumps(again) == dumps(recorded["plan"]), "a recorded decision plans to the same bytes"
 
 
-def wait_shape(fleet: Fleet, wanted: str, work: str) -> None:
+def wait_shape(fleet: Fleet, wanted: str, kind: str) -> None:
     """Until the target has this shape; else the error holds the last decision, which says what it was made of."""
     wait_for(
         lambda: shape(fleet) == wanted,
         seconds=240,
-        what=f"{wanted} for {work} work",
+        what=f"{wanted} for {kind} work",
         last=lambda: f"{shape(fleet)}, {fleet.status()['lastDecision']}",
     )
 

@@ -46,10 +46,13 @@ class Traffic:
 
 
 @contextmanager
-def steady(fleet: Fleet, name: str, *, prompt_tokens: int, max_tokens: int, streams: int = 3) -> Iterator[list[Turn]]:
+def steady(  # noqa: PLR0913 - by name
+    fleet: Fleet, name: str, *, prompt_tokens: int, max_tokens: int, streams: int = 3, sessions: bool = False
+) -> Iterator[list[Turn]]:
     """Keeps `streams` requests in flight while the block runs; yields the answers so far.
 
-    A request that fails makes the block fail at its end: nothing may be lost.
+    A request that fails makes the block fail at its end: nothing may be lost. `sessions`: those of a stream are turns
+    of one trajectory, each with a context of its own; else each is a trajectory, and none of them is ever ended.
     """
     answers: list[Turn] = []
     over = threading.Event()
@@ -58,8 +61,8 @@ def steady(fleet: Fleet, name: str, *, prompt_tokens: int, max_tokens: int, stre
         count = 0
         while not over.is_set():
             seed = 1000 * number + count
-            trajectory = f"{name}-{number}-{count}"
-            answers.append(fleet.generate(prompt(seed, prompt_tokens), max_tokens, identity(trajectory)))
+            key = identity(f"{name}-{number}", count) if sessions else identity(f"{name}-{number}-{count}")
+            answers.append(fleet.generate(prompt(seed, prompt_tokens), max_tokens, key))
             count += 1
 
     with ThreadPoolExecutor(streams) as pool:

@@ -56,8 +56,9 @@ def switch_cost_seconds(workers: Sequence[Worker], roles: dict[str, Role], situa
     if not changed:
         return 0.0
     share = situation.load.trajectories * situation.load.context_tokens / max(len(workers), 1)
+    most = situation.table.kv_capacity_tokens or math.inf  # contexts beyond it are in no cache any more
     lost = sum(
-        share if worker.resident_tokens is None else float(worker.resident_tokens)
+        min(share if worker.resident_tokens is None else float(worker.resident_tokens), most)
         for worker in changed
         if roles[worker.uid] is not Role.COLOCATED
     )

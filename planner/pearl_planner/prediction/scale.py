@@ -52,7 +52,7 @@ class _Seen:
 
 def learn_scale(snapshot: Snapshot, policy: Policy) -> Memory:
     """The memory with what the engines' times between tokens say."""
-    memory = snapshot.memory
+    memory = _of_table(snapshot.memory, policy.table.name)
     age = snapshot.measurements.prometheus_age_seconds
     if age is None or age > policy.stale_after_seconds or not sane_table(policy.table):
         return memory
@@ -70,6 +70,15 @@ def learn_scale(snapshot: Snapshot, policy: Policy) -> Memory:
     if mixed is not None:
         memory = replace(memory, mixed_seen=_averaged(memory.mixed_seen, mixed))
     return replace(memory, model_scale=step_scale(memory))
+
+
+def _of_table(memory: Memory, name: str) -> Memory:
+    """What was learned of another table says nothing of this one."""
+    if memory.scale_table == name:
+        return memory
+    if memory.scale_table is None:
+        return replace(memory, scale_table=name)
+    return replace(memory, scale_table=name, model_scale=None, decode_scale=None, mixed_seen=None)
 
 
 def _decode_scale(memory: Memory, seen: float) -> float:

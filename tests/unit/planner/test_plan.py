@@ -160,6 +160,16 @@ def test_a_switch_that_costs_more_than_it_saves_is_not_made() -> None:
     assert fleet.roles() == "DDP"
 
 
+@pytest.mark.parametrize(("capacity", "reason"), [(None, Reason.SWITCH_COST_TOO_HIGH), (8000, Reason.APPLIED)])
+def test_a_worker_loses_no_more_than_its_kv_cache_holds(capacity: int | None, reason: Reason) -> None:
+    fleet = started(SPLIT)
+    fleet.policy = replace(fleet.policy, table=replace(TABLE, kv_capacity_tokens=capacity))
+    fleet.measurements, fleet.profile = FRESH, turns(600, 16)
+    for name, pod in fleet.pods.items():
+        fleet.pods[name] = replace(pod, resident_tokens=1_000_000)  # of agents that left without a word
+    assert fleet.look().reason is reason
+
+
 @pytest.mark.parametrize(
     ("measurements", "reason", "says"),
     [
@@ -397,6 +407,13 @@ def test_a_wrong_table_is_corrected_from_the_measured_time_between_tokens() -> N
     for _ in range(100):
         fleet.look()
     assert fleet.memory.model_scale == pytest.approx(20.0, rel=0.01)
+    unmeasured = Measurements(1.0, None, live_trajectories=12)
+    fleet.measurements = unmeasured
+    fleet.look()
+    assert fleet.memory.model_scale == pytest.approx(20.0, rel=0.01)
+    fleet.policy = replace(fleet.policy, table=replace(TABLE, name="other/cpu"))
+    fleet.look()
+    assert fleet.memory.model_scale is None, "how wrong one table was says nothing of another"
 
 
 def test_the_window_keeps_the_staleness_bound_and_the_kv_room() -> None:
