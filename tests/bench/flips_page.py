@@ -119,7 +119,9 @@ prefill or hand-off.
 |---|---|---|
 {table}
 
-All of it, with the API server, etcd, kubelets and Prometheus, shares {cores} cores, engines' own CPU work included.
+What is measured ends with a token, so an engine's own time for a prompt and its first step is in it; and all of it,
+with the API server, etcd, kubelets, Prometheus and three engines, shares {cores} cores. What of it is PEARL's alone is
+not separated yet.
 
 ![How long flips took](flips.png)
 """
