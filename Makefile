@@ -46,7 +46,7 @@ format: setup ## format the code
 crds: setup ## write the generated CRDs (crds/ and the chart's copy)
 	@.venv/bin/pearl-api crds --write
 
-docs: setup ## write the generated reference pages and the dashboard
+docs: setup ## write the generated reference pages
 	@.venv/bin/pearl-api docs --write && $(PY) -m pearl_dev.monitoring --write
 
 bench: setup ## measure the engine on this machine (rewrites the CPU table)

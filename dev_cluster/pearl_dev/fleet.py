@@ -177,6 +177,10 @@ class Fleet:
         """Role labels by pod name."""
         return {pod["metadata"]["name"]: pod["metadata"]["labels"][names.LABEL_ROLE] for pod in self.workers()}
 
+    def engines(self) -> dict[str, int | None]:
+        """Process ids of the engines by pod name; another one is another engine."""
+        return {pod["metadata"]["name"]: self.agent(pod).engine_pid for pod in self.workers()}
+
     def wait(self, what: str, look: Callable[[Object], T | None], *, seconds: float) -> T:
         """Look at the custom resource until `look` answers."""
         return wait_for(lambda: look(self.resource()), seconds=seconds, what=what, last=self._summary)

@@ -42,8 +42,9 @@ class Tries:
             self._faults.clear()
         else:
             self._fruitless += 1
-            self._faults += [] if fault is None else [fault]
             self._lost += reason is SegmentReason.WORKER_LOST
+            if fault is not None:
+                self._faults.append(fault)
 
     def check(self, now: float, longest_seconds: float) -> None:
         """Raise GatewayError (retryable) when it makes no sense to go on."""

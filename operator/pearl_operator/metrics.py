@@ -93,8 +93,11 @@ class Metrics:
                 self._condition.labels(*labels).set(status == condition.status)
 
     def _scale(self, key: RolloutKey, steps: str, scale: float | None) -> None:
+        labels = (key.namespace, key.name, steps)
         if scale is not None:
-            self._model_scale.labels(key.namespace, key.name, steps).set(scale)
+            self._model_scale.labels(*labels).set(scale)
+        else:  # forgotten with its table
+            self._model_scale.remove_by_labels(dict(zip((*_ROLLOUT, "steps"), labels, strict=True)))
 
     def _count_workers(self, look: Look) -> None:
         key = look.rollout.key

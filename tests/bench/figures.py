@@ -11,6 +11,12 @@ Row = tuple[str, str, str]
 """What, what was found, the target (empty = none)."""
 
 
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The value that `share` of all do not exceed; None where there are none."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
+
+
 def print_rows(table: Sequence[Row]) -> None:
     """To the terminal."""
     width = max(len(what) for what, _, _ in table)

@@ -57,17 +57,16 @@ def flip(fleet: Fleet, ratio: dict[str, int]) -> float:
     return served_at - decided_at
 
 
-def measure(fleet: Fleet, flips: int) -> Measured:
+def measure(fleet: Fleet, flips: int, *, engines: str, load_before: float) -> Measured:
     """That many flips, one after the other, while requests run; raises if one of those fails."""
     fleet.patch({"mode": "Disaggregated", "ratio": RATIOS[-1]})
     fleet.wait_roles(RATIOS[-1])
-    pods, lost = fleet.uids(), fleet.stats().counters.lost_turns
-    engines = {pod["metadata"]["name"]: fleet.agent(pod).engine_pid for pod in fleet.workers()}
+    pods, before, lost = fleet.uids(), fleet.engines(), fleet.stats().counters.lost_turns
     seconds: list[float] = []
     name = f"flips-{time.time():.0f}"
     with steady(fleet, name, prompt_tokens=PROMPT_TOKENS, max_tokens=ANSWER_TOKENS, streams=STREAMS) as answers:
         wait_for(lambda: len(answers) > STREAMS, seconds=60, what="requests are answered")
-        before = len(answers)
+        first = len(answers)
         for number, ratio in enumerate(itertools.islice(itertools.cycle(RATIOS), flips + 1)):
             taken = flip(fleet, ratio)
             fleet.wait_roles(ratio)
@@ -75,16 +74,16 @@ def measure(fleet: Fleet, flips: int) -> Measured:
             if number:  # at the first one, pairs of workers meet that never met
                 seconds.append(taken)
                 print(f"flip {number} of {flips}: {taken:.3f} s", flush=True)
-        answered = len(answers) - before
-    after = {pod["metadata"]["name"]: fleet.agent(pod).engine_pid for pod in fleet.workers()}
+        answered = len(answers) - first
     return Measured(
         seconds=seconds,
         answered=answered,
         lost_turns=fleet.stats().counters.lost_turns - lost,
         replaced_pods=len(set(fleet.uids().items()) - set(pods.items())),
-        restarted_engines=len(set(after.items()) - set(engines.items())),
+        restarted_engines=len(set(fleet.engines().items()) - set(before.items())),
         cores=os.cpu_count() or 1,
-        load_before=0.0,
+        load_before=load_before,
+        engines=engines,
     )
 
 
@@ -103,9 +102,8 @@ def main() -> int:
         cluster(options.name, Progress()) as running,
         rollout(running, real=not options.emulated, gpus=GPUS) as (_, fleet),
     ):
-        measured = measure(fleet, options.flips).on(
-            load_before=load, engines="emulated" if options.emulated else "vLLM"
-        )
+        engines = "emulated" if options.emulated else "vLLM"
+        measured = measure(fleet, options.flips, engines=engines, load_before=load)
     print_rows(rows(measured))
     if options.json:
         options.json.write_text(json.dumps(measured.as_dict(), indent=1))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from figures import in_markdown
-from loans_page import quantile
+from figures import in_markdown, quantile
 
-from pearl_simulator.reporting.plots import PNG_DOTS_PER_INCH
+from pearl_simulator.reporting.plots import save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,11 +30,8 @@ class Measured:
     restarted_engines: int
     cores: int
     load_before: float
-    engines: str = ""
-
-    def on(self, *, load_before: float, engines: str) -> Measured:
-        """Where and with what it was measured."""
-        return replace(self, load_before=load_before, engines=engines)
+    engines: str
+    """`vLLM` or `emulated`."""
 
     @property
     def good(self) -> bool:
@@ -100,8 +96,7 @@ def plot(measured: Measured, folder: Path) -> None:
     order.axhline(1000 * TARGET_SECONDS, color="C3", linestyle=":", linewidth=1)
     order.set(xlabel="flip", ylabel="ms from decision to first token")
     order.set_ylim(bottom=0)
-    for kind, metadata in (("png", {}), ("svg", {"Date": None})):
-        figure.savefig(folder / f"flips.{kind}", dpi=PNG_DOTS_PER_INCH, metadata=metadata)
+    save(figure, folder, "flips")
 
 
 TEXT = """# Role flips under load

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from pearl_simulator.reporting.plots import COLOURS, PNG_DOTS_PER_INCH, STYLE
+from pearl_simulator.reporting.plots import COLOURS, STYLE, save
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ def plot_latency(cells: Sequence[Cell], folder: Path) -> None:
             axes.set(xscale="log", xlabel="turn, ms", title=cell.shape.name)
         axes.legend(loc="lower right", frameon=False)
         figure.axes[0].set_ylabel("share of all turns")
-        _save(figure, folder, "gateway-latency")
+        save(figure, folder, "gateway-latency")
 
 
 def plot_throughput(ratios: Sequence[tuple[str, float | None]], folder: Path) -> None:
@@ -45,9 +45,4 @@ def plot_throughput(ratios: Sequence[tuple[str, float | None]], folder: Path) ->
         axes.axvline(1.0, color="black", linewidth=1)
         axes.axvline(0.9, color="black", linewidth=1, linestyle=":")
         axes.set(xlabel="tokens per second, gateway over vllm-router (dotted: 0.9)")
-        _save(figure, folder, "gateway-throughput")
-
-
-def _save(figure: Figure, folder: Path, name: str) -> None:
-    for kind, metadata in (("png", {}), ("svg", {"Date": None})):
-        figure.savefig(folder / f"{name}.{kind}", dpi=PNG_DOTS_PER_INCH, metadata=metadata)
+        save(figure, folder, "gateway-throughput")

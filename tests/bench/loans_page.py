@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from figures import in_markdown
+from figures import in_markdown, quantile
 
-from pearl_simulator.reporting.plots import PNG_DOTS_PER_INCH
+from pearl_simulator.reporting.plots import save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 OVERHEAD_TARGET = 0.2
 GRANT_TARGET = 0.1
-
-
-def quantile(values: list[float], share: float) -> float | None:
-    """The value that `share` of all do not exceed; None where there are none."""
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
 
 
 @dataclass(frozen=True)
@@ -143,8 +137,7 @@ def plot(measured: Measured, folder: Path) -> None:
     spread.legend(loc="lower right", frameon=False)
     time.plot([at for at, _, _ in measured.reclaims], [1000 * one for one in measured.overheads], ".", markersize=2)
     time.set(xlabel="s since the start", ylabel="overhead of a reclaim, ms")
-    for kind, metadata in (("png", {}), ("svg", {"Date": None})):
-        figure.savefig(folder / f"loans.{kind}", dpi=PNG_DOTS_PER_INCH, metadata=metadata)
+    save(figure, folder, "loans")
 
 
 TEXT = """# The loan protocol with {sets} GPU sets churning

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from by_transformers import greedy
-from traffic import Traffic, identity, prompt, steady
+from traffic import Traffic, identity, prompt, steady, undisturbed
 
 from pearl_dev.fleet import wait_for
 from pearl_trainer import publish
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from pearl_dev.product import Installation
 
 pytestmark = pytest.mark.cluster
-
-
-def reference(fleet: Fleet, tokens: list[int], count: int) -> list[int]:
-    """The greedy answer of one engine that does everything itself."""
-    return fleet.generate_on(fleet.workers()[0], tokens, count).token_ids
 
 
 def nodes(fleet: Fleet) -> dict[str, str]:
@@ -40,7 +35,7 @@ def test_disaggregated_across_nodes_equals_colocated_token_for_token(disaggregat
     running = [traffic.start(f"across-{number}", tokens, 200) for number, tokens in enumerate(prompts)]
     answers = [future.result(timeout=180).token_ids for future in running]
     traffic.close()
-    assert answers == [reference(fleet, tokens, 200) for tokens in prompts]
+    assert answers == [undisturbed(fleet, tokens, 200) for tokens in prompts]
     segments = [fleet.trajectory(f"across-{number}").segments[-1] for number in range(len(prompts))]
     crossed = sum(where[s.worker] != where[s.prefill_worker] for s in segments if s.prefill_worker is not None)
     assert fleet.stats().counters.handoffs > handoffs
@@ -57,7 +52,7 @@ def test_a_flip_under_load_loses_nothing(disaggregated: Fleet) -> None:
         fleet.wait_roles(ratio)
     answers = [future.result(timeout=180).token_ids for future in running]
     traffic.close()
-    assert answers == [reference(fleet, tokens, 600) for tokens in prompts]
+    assert answers == [undisturbed(fleet, tokens, 600) for tokens in prompts]
     assert fleet.stats().counters.lost_turns == 0
 
 
@@ -87,7 +82,7 @@ def kill_in_a_turn(fleet: Fleet, installation: Installation, trajectory: str, to
 
 def test_a_killed_decode_engine_costs_the_client_nothing(disaggregated: Fleet, installation: Installation) -> None:
     fleet, tokens = disaggregated, prompt(7, 100)
-    expected = reference(fleet, tokens, 1800)
+    expected = undisturbed(fleet, tokens, 1800)
     # On a slow machine the turn may be over before the signal arrives; then once more.
     tries = (kill_in_a_turn(fleet, installation, f"killed-{n}", tokens, 1800) for n in range(3))
     killed = next(one for one in tries if one.reasons != ["complete"])

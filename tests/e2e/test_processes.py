@@ -6,14 +6,13 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 from loans_chaos import processes as pod_processes
 from prometheus_client.parser import text_string_to_metric_families
-from traffic import Traffic, identity, prompt
+from traffic import Traffic, identity, prompt, undisturbed
 
 from pearl_api import names
 from pearl_dev.fleet import Fleet, generate_body, turn, wait_for
@@ -83,23 +82,9 @@ def gateway_pod(fleet: Fleet) -> str:
 
 def kill_process(fleet: Fleet, number: int) -> None:
     """SIGKILL for one process of the gateway's pod, not for its supervisor."""
-    wanted = f"--process\0{number}\0"
-    pids = [pid for pid in pod_processes.of_pod(gateway_pod(fleet)) if wanted in command_line(pid)]
+    pids = pod_processes.with_arguments(gateway_pod(fleet), "--process", str(number))
     assert len(pids) == 1, pids
     pod_processes.send(pids, signal.SIGKILL)
-
-
-def command_line(pid: int) -> str:
-    """Arguments of a process, each with a zero byte after it."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
-
-
-def reference(fleet: Fleet, count: int) -> list[list[int]]:
-    """Greedy answers of one engine that does everything itself."""
-    return [fleet.generate_on(fleet.workers()[0], tokens, count).token_ids for tokens in PROMPTS]
 
 
 def test_a_flip_behind_several_processes_loses_nothing(several: Fleet) -> None:
@@ -112,7 +97,7 @@ def test_a_flip_behind_several_processes_loses_nothing(several: Fleet) -> None:
         several.wait_roles(ratio)
     answers = [future.result(timeout=180).token_ids for future in running]
     traffic.close()
-    assert answers == reference(several, 300)
+    assert answers == [undisturbed(several, tokens, 300) for tokens in PROMPTS]
     assert several.stats().counters.lost_turns == lost
     for name, tokens, answer in zip(trajectories, PROMPTS, answers, strict=True):
         assert several.trajectory(name).token_ids == [*tokens, *answer]
@@ -128,7 +113,7 @@ def test_a_process_dies_and_whoever_repeats_its_keys_gets_every_answer_once(seve
         wait_for(lambda: several.stats().live.decoding, seconds=20, what="turns are decoding")
         kill_process(several, number)
         answers = [future.result(timeout=180) for future in running]
-    assert answers == reference(several, 240)
+    assert answers == [undisturbed(several, tokens, 240) for tokens in PROMPTS]
     for name, tokens, answer in zip(names_of_turns, PROMPTS, answers, strict=True):
         assert several.trajectory(name).token_ids == [*tokens, *answer]
     wait_for(lambda: up(several) == PROCESSES, seconds=60, what=f"process {number} is up again")

@@ -52,7 +52,7 @@ def test_an_unrelated_field_touches_no_pod(colocated: Fleet) -> None:
 
 def test_a_flip_keeps_pod_and_engine_and_serves_in_the_new_role_within_two_seconds(disaggregated: Fleet) -> None:
     fleet = disaggregated
-    pods, engines = fleet.uids(), {pod["metadata"]["name"]: fleet.agent(pod).engine_pid for pod in fleet.workers()}
+    pods, engines = fleet.uids(), fleet.engines()
     epochs = {worker.uid: worker.acked_epoch for worker in fleet.stats().workers}
     with steady(fleet, "flip", prompt_tokens=40, max_tokens=8):
         fleet.patch({"ratio": {"prefill": 2, "decode": 1}})
@@ -67,7 +67,7 @@ def test_a_flip_keeps_pod_and_engine_and_serves_in_the_new_role_within_two_secon
     decided_at = datetime.fromisoformat(fleet.status()["target"]["startedAt"]).timestamp()
     assert first_seen_at - decided_at < 2.0
     assert fleet.uids() == pods
-    assert {pod["metadata"]["name"]: fleet.agent(pod).engine_pid for pod in fleet.workers()} == engines
+    assert fleet.engines() == engines
 
 
 def test_growing_makes_one_pod_and_shrinking_drains_and_deletes_the_one_with_least_to_lose(colocated: Fleet) -> None:

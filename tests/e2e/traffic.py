@@ -29,6 +29,11 @@ def identity(trajectory: str, turn: int = 0, group: str | None = None) -> dict[s
     return {"X-Pearl-Trajectory": trajectory, "X-Pearl-Turn": str(turn), "X-Pearl-Group": group or trajectory}
 
 
+def undisturbed(fleet: Fleet, tokens: list[int], max_tokens: int) -> list[int]:
+    """The greedy answer of one engine that does everything itself: the reference."""
+    return fleet.generate_on(fleet.workers()[0], tokens, max_tokens).token_ids
+
+
 class Traffic:
     """Trajectories under way."""
 

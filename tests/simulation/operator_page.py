@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from pearl_simulator.reporting.plots import COLOURS, PNG_DOTS_PER_INCH, STYLE
+from pearl_simulator.reporting.plots import COLOURS, STYLE, save
 from pearl_simulator.reporting.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def plot(found: Sequence[Compared], first: Achieved, folder: Path) -> None:
         above, below = figure.subplots(2, 1)
         _fleet(above, found, first)
         _rates(below, found)
-        for kind in ("png", "svg"):
-            metadata = {"Date": None} if kind == "svg" else {"Software": None}
-            figure.savefig(folder / f"operator-phases.{kind}", dpi=PNG_DOTS_PER_INCH, metadata=metadata)
+        save(figure, folder, "operator-phases")
 
 
 def _fleet(axes, found: Sequence[Compared], first: Achieved) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001

@@ -40,11 +40,17 @@ def draw(report: Report, folder: Path) -> list[Path]:
     for plot in report.plots:
         with mpl.rc_context(STYLE):
             figure = _figure(plot)
-            for kind in ("png", "svg"):
-                path = folder / f"{report.experiment}-{plot.name}.{kind}"
-                metadata = {"Date": None} if kind == "svg" else {"Software": None}
-                figure.savefig(path, dpi=PNG_DOTS_PER_INCH, metadata=metadata)
-                written.append(path)
+            written += save(figure, folder, f"{report.experiment}-{plot.name}")
+    return written
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """`NAME.png` and `NAME.svg` without dates and versions; the paths written."""
+    written = []
+    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+        path = folder / f"{name}.{kind}"
+        figure.savefig(path, dpi=PNG_DOTS_PER_INCH, metadata=metadata)
+        written.append(path)
     return written
 
 

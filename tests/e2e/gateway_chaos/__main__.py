@@ -74,8 +74,15 @@ async def play(options: argparse.Namespace, seed: str, folder: Path) -> list[Res
         async def one(number: int, act: Act) -> Result:
             lease = REAL_LEASE_SECONDS if options.real else LEASE_SECONDS
             where = folder / f"act-{number}"
-            changed = {"sabotage": options.sabotage, "processes": options.processes}
-            stage = Stage(where, options.workers, act.on_update, lease, seed, **changed)
+            stage = Stage(
+                where,
+                options.workers,
+                act.on_update,
+                lease,
+                seed,
+                sabotage=options.sabotage,
+                processes=options.processes,
+            )
             return await play_act(act, engines.on(stage) if engines is not None else stage, plan, reference, say)
 
         if options.at_once:

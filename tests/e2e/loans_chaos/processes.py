@@ -28,6 +28,12 @@ def first_of(uid: str) -> int | None:
     return next((pid for pid, inside in of_pod(uid).items() if inside == 1), None)
 
 
+def with_arguments(uid: str, *words: str) -> list[int]:
+    """Processes of a pod whose arguments hold these words, one after the other."""
+    wanted = "".join(f"{word}\0" for word in words)
+    return [pid for pid in of_pod(uid) if wanted in _read(Path(f"/proc/{pid}/cmdline"))]
+
+
 def sandbox_of(uid: str) -> int | None:
     """The pod's sandbox, which lives as long as its network namespace."""
     mine = (e for e in Path("/proc").iterdir() if e.name.isdigit() and uid in _read(e / "cgroup"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from pearl_api import names
 from pearl_api.conditions import ConditionType
@@ -15,6 +17,7 @@ from pearl_api.rollout import PearlRolloutSpec, PearlRolloutStatus
 from pearl_operator.conditions import conditions
 from pearl_operator.facts import LoanFact, PodFact, RolloutFact
 from pearl_operator.look import Look, Refusals
+from pearl_operator.metrics import Metrics
 from pearl_operator.policy import budget_of, engine_choice, policy_of
 from pearl_operator.ports import PodAddress, RolloutKey
 from pearl_operator.report import MAX_STATUS_BYTES, status_of, to_wire
@@ -301,3 +304,16 @@ def test_a_worker_that_crashes_in_a_loop_is_told_and_the_rollout_is_not_ready() 
     degraded = next(each for each in conditions(look, []) if each.type is ConditionType.DEGRADED)
     assert (degraded.status, degraded.reason.value) == ("True", "WorkerFailed")
     assert degraded.message.startswith("swe-w1-0: CrashLoopBackOff")
+
+
+def test_what_was_forgotten_about_a_table_is_no_series_any_more() -> None:
+    metrics, look = Metrics(), look_of()
+
+    def series(**learned: float) -> set[str]:
+        metrics.looked(replace(look, plan=replace(look.plan, memory=Memory(**learned))), 0.1)  # type: ignore[arg-type]
+        return set(re.findall(r'pearl_model_scale\{.*steps="(\w+)"', generate_latest(metrics.registry).decode()))
+
+    assert series() == set()
+    assert series(model_scale=2.0, decode_scale=3.0) == {"all", "decode"}
+    assert series(model_scale=2.0) == {"all"}
+    assert series() == set()
