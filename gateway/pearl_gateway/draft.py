@@ -81,6 +81,7 @@ class Draft:
 
     def end(self, reason: SegmentReason, *, crosses: bool = False) -> None:
         """Write the piece into the turn, unless nothing came. `crosses`: calls may outlive a weight update."""
+        self.turn.drop_unseen()
         end = len(self.turn.token_ids)
         if end == self.start:
             return

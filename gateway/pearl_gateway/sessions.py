@@ -188,7 +188,7 @@ class Sessions:
 
     def _start(self, trajectory: Trajectory, turn: Turn) -> None:
         former = turn.task if turn.running else None
-        if turn.complete or (former is not None and not former.cancelling()):
+        if (turn.complete and turn.settled) or (former is not None and not former.cancelling()):
             return
         trajectory.idle_since = None
         turn.error, turn.settled = None, False

@@ -74,6 +74,7 @@ class StopWatch:
             if found is not None:
                 self._turn.cut(end)
                 self._turn.finish_reason, self._turn.stop_reason = "stop", found[1]
+                self._turn.show()
                 return True
             self._length = len(text)
         return False

@@ -32,7 +32,7 @@ from pearl_gateway.tries import Tries
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pearl_gateway.chunks import Chunk
+    from pearl_gateway.chunks import Span
     from pearl_gateway.engine import EngineClient
     from pearl_gateway.fleet import Busy, Fleet, Worker
     from pearl_gateway.groups import Groups
@@ -235,10 +235,13 @@ class Runner:
                     if draft.first:
                         self._first_chunk(turn, draft, busy)
                     draft.add(chunk)
-                    if chunk.finish_reason is not None:
-                        self._final_chunk(draft, chunk)
+                    if chunk.spans:
+                        self._saw_spans(draft, chunk.spans)
                     if stops is not None and await stops.check():
                         return
+                    # Not before the check: a turn that is stopped in it would pass for complete.
+                    if chunk.finish_reason not in (None, "abort"):
+                        draft.turn.finish_reason, draft.turn.stop_reason = chunk.finish_reason, chunk.stop_reason
         except EngineStalledError:
             if draft.first and draft.kv_sent:
                 await self._handoffs.stalled(draft)
@@ -269,14 +272,10 @@ class Runner:
         if draft.prefill is not None:
             self._handoffs.arrived(draft.prefill, draft.worker)
 
-    def _final_chunk(self, draft: Draft, chunk: Chunk) -> None:
-        turn = draft.turn
-        if chunk.spans:
-            self._fleet.saw_version(draft.worker, chunk.spans[-1].version)
-            if draft.kv_version is not None and chunk.spans[0].version != draft.kv_version:
-                self._handoffs.mixed(draft)
-        if chunk.finish_reason != "abort":
-            turn.finish_reason, turn.stop_reason = chunk.finish_reason, chunk.stop_reason
+    def _saw_spans(self, draft: Draft, spans: list[Span]) -> None:
+        self._fleet.saw_version(draft.worker, spans[-1].version)
+        if draft.kv_version is not None and spans[0].version != draft.kv_version:
+            self._handoffs.mixed(draft)
 
     def _remember(self, trajectory: Trajectory, draft: Draft) -> None:
         if trajectory.first_version is None and self._measured_from() == "Dispatch":

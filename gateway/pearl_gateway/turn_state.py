@@ -80,6 +80,7 @@ class Turn:
     visible: int = 0
     """Tokens that readers may have; fewer than there are while a stop string is looked for."""
     held: bool = False
+    """Tokens become visible when they were looked through for stop strings, not when they arrive."""
     shown: int = 0
     """Tokens that a stream has passed on to a client; they can never be taken back."""
     committed: bool = False
@@ -115,6 +116,11 @@ class Turn:
         """Forget tokens from `end` on: they came after a stop string, or must not be used."""
         del self.token_ids[end:], self.logprobs[end:], self.entries[end:]
         self.visible = min(self.visible, end)
+
+    def drop_unseen(self) -> None:
+        """Forget tokens that nobody has looked through for stop strings: whoever goes on would not do it either."""
+        if self.held:
+            self.cut(self.visible)
 
     def settle(self, error: GatewayError | None = None) -> None:
         """Nothing more will come by itself: readers get what is there, or the error."""

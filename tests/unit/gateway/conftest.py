@@ -83,6 +83,10 @@ class FakeEngine:
     """Waits for KV of other engines that never arrives."""
     slow: asyncio.Event | None = None
     """Answers that are not streamed wait for it."""
+    text_late: asyncio.Event | None = None
+    """Text of tokens waits for it, from its first generation on."""
+    end_late: asyncio.Event | None = None
+    """The mark behind the last event of a stream waits for it."""
     experts: str | None = None
     hang_up: int = 0
     """Break so many connections before any answer."""
@@ -211,6 +215,8 @@ class FakeEngine:
                 if finish:
                     break
                 await asyncio.sleep(self.pause)
+            if self.end_late is not None:
+                await self.end_late.wait()
             await response.write(b"data: [DONE]\n\n")
         except (ConnectionError, asyncio.CancelledError):
             self.left.set()
@@ -273,6 +279,8 @@ class FakeEngine:
 
     async def derender(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.text_late is not None and self.requests:
+            await self.text_late.wait()
         chat = request.path.startswith("/v1/chat")
         if body.get("stream"):
             source = body["generate_chunk"]

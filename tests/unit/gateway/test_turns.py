@@ -157,6 +157,27 @@ async def test_stop_string_across_the_seam_of_two_segments_is_found(bench: Bench
     assert response.json()["choices"][0]["stop_reason"] == stop
 
 
+@pytest.mark.parametrize("tokens_per_chunk", [3, 6], ids=["in the middle", "with the last tokens"])
+async def test_stop_string_is_found_where_the_client_left_while_it_was_looked_for(
+    bench: Bench, tokens_per_chunk: int
+) -> None:
+    answer = bench.continuation([3], 10)
+    stop = bench.text_of(answer)[3:6]
+    await bench.engine(stop_after=4)
+    engine = await bench.engine(tokens_per_chunk=tokens_per_chunk, text_late=asyncio.Event(), pause=5.0)
+    assert engine.text_late is not None
+    task = asyncio.create_task(bench.generate([3], 10, turn=0, sampling={"stop": [stop]}))
+    await bench.until(lambda: bench.received("t1") == 4 + tokens_per_chunk)
+    task.cancel()
+    turn = bench.gateway.sessions.live["t1"].turns[0]
+    await bench.until(lambda: not turn.running)
+    engine.text_late.set()
+    response = await bench.generate([3], 10, turn=0, sampling={"stop": [stop]})
+    assert bench.tokens(response) == answer[:6]
+    assert response.json()["choices"][0]["finish_reason"] == "stop"
+    assert (await bench.export("t1"))["tokenIds"] == [3, *answer[:6]]
+
+
 async def test_without_any_worker_new_trajectories_are_told_when_to_retry(bench: Bench) -> None:
     response = await bench.generate([1], 2)
     assert response.status_code == 503
@@ -183,6 +204,22 @@ async def test_client_that_leaves_stops_the_engine_and_a_repeat_continues(bench:
     engine.stall_after = None
     assert bench.tokens(await bench.generate([6], 8, turn=0)) == bench.continuation([6], 8)
     assert engine.requests[-1]["token_ids"] == [6, *bench.continuation([6], 3)]
+
+
+async def test_client_that_leaves_between_the_last_token_and_the_end_of_the_stream_gets_its_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pearl_gateway.chunks._DRAIN_SECONDS", 5.0)
+    engine = await bench.engine(end_late=asyncio.Event())
+    task = asyncio.create_task(bench.generate([6], 4, turn=0))
+    await bench.until(lambda: bench.received("t1") == 4)
+    turn = bench.gateway.sessions.live["t1"].turns[0]
+    await bench.until(lambda: turn.complete)
+    task.cancel()
+    await bench.until(lambda: not turn.running)
+    async with asyncio.timeout(3):
+        assert bench.tokens(await bench.generate([6], 4, turn=0)) == bench.continuation([6], 4)
+    assert len(engine.requests) == 1
 
 
 async def test_repeat_of_a_finished_turn_generates_nothing(bench: Bench) -> None:
