@@ -274,7 +274,7 @@ class Runner:
 
     def _saw_spans(self, draft: Draft, spans: list[Span]) -> None:
         self._fleet.saw_version(draft.worker, spans[-1].version)
-        if draft.kv_version is not None and spans[0].version != draft.kv_version:
+        if draft.kv_version not in (None, spans[0].version) and not self._keeps_kv():
             self._handoffs.mixed(draft)
 
     def _remember(self, trajectory: Trajectory, draft: Draft) -> None:

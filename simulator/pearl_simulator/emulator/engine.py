@@ -110,6 +110,7 @@ class Engine:
         if self.dead:
             raise EngineDeadError
         for sequence in sequences:
+            sequence.weights = self.weights.version
             self._live.setdefault(sequence.request_id, []).append(sequence)
             if sequence.kv_params and sequence.kv_params.get("do_remote_prefill") and self._complete(sequence):
                 # From now on the holder keeps it for us, however long the queue here is.
@@ -274,7 +275,7 @@ class Engine:
                 return
         else:
             # What was fetched is what counts, even if it belongs to another prompt or to other weights.
-            sequence.hashing = offer.hashing if offer.version == self.weights.version else offer.hashing ^ 1
+            sequence.hashing = offer.hashing if offer.version == sequence.weights else offer.hashing ^ 1
             self.metrics.transferred(sequence.external, len(sequence.blocks), seconds)
             self.metrics.external(0, sequence.external)
         self.scheduler.fetched(sequence, arrived=offer is not None)

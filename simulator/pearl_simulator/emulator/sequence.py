@@ -58,6 +58,8 @@ class Sequence:
     kv_params: dict[str, Any] | None = None
     salt: int = 0
     """Of the prefix cache."""
+    weights: str = ""
+    """The version that was loaded when it came in; one that crosses an update keeps KV of these."""
     deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
     streaming: bool = False
     tokens: list[int] = field(init=False)

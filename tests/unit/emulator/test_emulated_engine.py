@@ -220,6 +220,18 @@ async def test_kv_of_other_weights_or_of_a_lease_that_is_over(fleet: Fleet, corr
     assert own.answer == plain(prompt_of(101), 5, "7")
 
 
+async def test_kv_that_is_fetched_while_the_weights_change_is_kept_like_any_other(fleet: Fleet) -> None:
+    prefill, decode = fleet.engine(), fleet.engine()
+    given = fleet.ask(prefill, prompt_of(100), 1, kv=GIVE)
+    await ended(given)
+    taken = fleet.ask(decode, prompt_of(100), 5, kv=given.kv_answer)
+    await asyncio.sleep(0.1)  # the transfer takes 0.6 s
+    decode.weights.version = "7"
+    await ended(taken)
+    assert taken.answer == plain(prompt_of(100), 5, "7")
+    assert taken.spans == [("7", 0, 5)]
+
+
 async def test_without_the_policy_to_recompute_lost_kv_is_an_error(fleet: Fleet) -> None:
     decode = fleet.engine(replace(CONFIG, recompute_lost_kv=False))
     gone = {

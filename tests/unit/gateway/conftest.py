@@ -72,6 +72,8 @@ class FakeEngine:
     """Kill the whole server after this many tokens of a stream."""
     abort_after: int | None = None
     version_after_abort: int = 0
+    version_after_fetch: int | None = None
+    """Gets these weights after it has accepted KV of another engine and before the first token."""
     stall_after: int | None = None
     refuse: bool = False
     broken: bool = False
@@ -158,6 +160,8 @@ class FakeEngine:
                 await self.release.wait()
             assert self.kv.pop(kv["remote_request_id"]) == body["token_ids"], "KV of another prompt"
             self.fetched += 1
+            if self.version_after_fetch is not None:
+                self.version, self.version_after_fetch = self.version_after_fetch, None
         return await (self._stream(request, body) if body.get("stream") else self._whole(body, kv))
 
     async def _whole(self, body: dict[str, Any], kv: dict[str, Any] | None) -> web.Response:

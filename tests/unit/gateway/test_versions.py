@@ -208,3 +208,19 @@ async def test_where_kv_survives_updates_a_new_trajectory_is_not_begun_with_weig
     engine.version = 2  # and still holds KV of version 1 under the salt of version 1
     assert bench.tokens(await bench.generate([5], 2)) == bench.continuation([5], 2, version=2)
     assert (engine.unwanted, engine.requests[-1]["cache_salt"]) == (1, "weights-2")
+
+
+@pytest.mark.parametrize(("on_update", "prefill_worker", "failures"), [("Recompute", None, 1), ("KeepKV", "pod-a", 0)])
+async def test_kv_that_is_fetched_while_the_weights_change_is_used_only_where_kv_survives_updates(
+    bench: Bench, on_update: str, prefill_worker: str | None, failures: int
+) -> None:
+    bench.gateway.routing.on_update = on_update
+    await worker(bench, Role.PREFILL, version=1)
+    await worker(bench, Role.DECODE, version=1, version_after_fetch=2)
+    bench.gateway.fleet.workers["a"].weight_version = bench.gateway.fleet.workers["b"].weight_version = 1
+    prompt = [5, 6, 7, 8, 9]
+    assert bench.tokens(await bench.generate(prompt, 2)) == bench.continuation(prompt, 2, version=2)
+    (segment,) = (await bench.export("t1"))["segments"]
+    assert (segment["prefillWorker"], segment["version"]) == (prefill_worker, 2)
+    tally = bench.gateway.tally
+    assert (tally.handoff_failures, tally.mixed_versions) == (failures, failures)
