@@ -29,6 +29,7 @@ class ConditionReason(StrEnum):
     NO_WORKERS = "NoWorkers"
     GATEWAY_UNAVAILABLE = "GatewayUnavailable"
     SUSPENDED = "Suspended"
+    IDLE = "Idle"
     # MetricsAvailable
     FRESH = "Fresh"
     GATEWAY_UNREACHABLE = "GatewayUnreachable"
@@ -38,6 +39,7 @@ class ConditionReason(StrEnum):
     # CapacityAvailable
     SUFFICIENT = "Sufficient"
     PENDING_PODS = "PendingPods"
+    SCHEDULING_GATED = "SchedulingGated"
     QUOTA_OR_ADMISSION = "QuotaOrAdmission"
     NO_GPUS = "NoGpus"
     # PlanProgressing

@@ -82,6 +82,7 @@ CONDITION_REASONS: Mapping[ConditionType, Mapping[Why, str]] = MappingProxyType(
             Why.NO_WORKERS: "The fleet has no worker.",
             Why.GATEWAY_UNAVAILABLE: "The gateway's pod is not ready.",
             Why.SUSPENDED: "`spec.suspend` is true.",
+            Why.IDLE: "Nothing was asked for in `spec.idle.afterSeconds`; the next request brings the workers back.",
         },
         ConditionType.METRICS_AVAILABLE: {
             Why.FRESH: "All sources are fresh.",
@@ -93,6 +94,7 @@ CONDITION_REASONS: Mapping[ConditionType, Mapping[Why, str]] = MappingProxyType(
         ConditionType.CAPACITY_AVAILABLE: {
             Why.SUFFICIENT: "Every wanted pod is scheduled.",
             Why.PENDING_PODS: "Worker pods wait for a node with free GPUs.",
+            Why.SCHEDULING_GATED: "A queue (for example Kueue) holds worker pods back and has not admitted them.",
             Why.QUOTA_OR_ADMISSION: "A quota or admission refused a worker pod; the message says which.",
             Why.NO_GPUS: "No node offers the GPU resource.",
         },

@@ -188,9 +188,13 @@ class PolicySpec(Model):
 class IdleSpec(Model):
     """What to do when nothing was asked for some time."""
 
-    after_seconds: float = Field(default=1800, gt=0, description="Time without a turn after which it is idle.")
+    after_seconds: float = Field(
+        default=1800, gt=0, description="Time without a turn, permit or batch after which it is idle."
+    )
     action: Literal["None", "Sleep", "ScaleToZero"] = Field(
-        default="None", description="Keep the workers, put their engines to sleep, or remove them."
+        default="None",
+        description="Keep the workers, put their engines to sleep (GPU memory is free, a wake-up takes seconds), or "
+        "remove them. The first request brings them back; new trajectories are told to repeat theirs until then.",
     )
 
 

@@ -21,6 +21,8 @@ from pearl_gateway.inference import Inference
 from pearl_gateway.sglang import sglang_routes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.requests import Request
 
     from pearl_gateway.gateway import Gateway
@@ -41,21 +43,22 @@ def create_app(gateway: Gateway, control: Control | None = None, running: Everyw
     client = (gateway.settings.tokens.client,)
     reader = (gateway.settings.tokens.client, gateway.settings.tokens.gateway)
 
-    def guard(handler: Any, tokens: tuple[str | None, ...]) -> Any:
-        return _guarded(handler, () if gateway.settings.open_access else tokens)
+    def guard(handler: Any, tokens: tuple[str | None, ...], *, work: bool = False) -> Any:
+        allowed = () if gateway.settings.open_access else tokens
+        return _guarded(handler, allowed, gateway.note_asked if work else None)
 
     return Starlette(
         routes=[
-            Route("/inference/v1/generate", guard(inference.generate, client), methods=["POST"]),
-            Route("/v1/completions", guard(inference.completions, client), methods=["POST"]),
-            Route("/v1/chat/completions", guard(inference.chat, client), methods=["POST"]),
-            Route("/v1/batches", guard(control.open_batch, client), methods=["POST"]),
+            Route("/inference/v1/generate", guard(inference.generate, client, work=True), methods=["POST"]),
+            Route("/v1/completions", guard(inference.completions, client, work=True), methods=["POST"]),
+            Route("/v1/chat/completions", guard(inference.chat, client, work=True), methods=["POST"]),
+            Route("/v1/batches", guard(control.open_batch, client, work=True), methods=["POST"]),
             Route("/v1/batches/{step}", guard(control.batch, client), methods=["GET"]),
             Route("/v1/batches/{step}/finish", guard(control.finish, client), methods=["POST"]),
             Route("/v1/batches/{step}/abort", guard(control.abort, client), methods=["POST"]),
             Route("/v1/batches/{step}/consume", guard(control.consume, client), methods=["POST"]),
             Route("/v1/batches/{step}/close", guard(control.close, client), methods=["POST"]),
-            Route("/v1/permits", guard(control.permit, client), methods=["POST"]),
+            Route("/v1/permits", guard(control.permit, client, work=True), methods=["POST"]),
             Route("/v1/trajectories/{name:path}", guard(control.trajectory, client), methods=["GET"]),
             Route("/v1/stats", guard(control.stats, reader), methods=["GET"]),
             Route("/v1/models", guard(control.models, ()), methods=["GET"]),
@@ -83,14 +86,19 @@ async def _bug(_request: Request, error: Exception) -> Response:
     return error_response(GatewayError(HTTPStatus.INTERNAL_SERVER_ERROR, "Bug", message))
 
 
-def _guarded(handler: Any, tokens: tuple[str | None, ...]) -> Any:
-    """Check the token and turn the known errors into answers; anything else is a bug and a 500."""
+def _guarded(handler: Any, tokens: tuple[str | None, ...], note: Callable[[], None] | None) -> Any:
+    """Check the token and turn the known errors into answers; anything else is a bug and a 500.
+
+    `note` is called of every request that is let in.
+    """
 
     @wraps(handler)
     async def guarded(request: Request) -> Response:
         try:
             if tokens:
                 check_token(request, *tokens)
+            if note is not None:
+                note()
             response: Response = await handler(request)
         except GatewayError as error:
             return error_response(error)

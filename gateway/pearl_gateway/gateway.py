@@ -132,6 +132,10 @@ class Gateway:
         )
         self._probes: set[asyncio.Task[None]] = set()
 
+    def note_asked(self) -> None:
+        """Somebody wants tokens, whether there is a worker or not: a fleet that rests for want of work may wake."""
+        self.tally.asked_at = self.clock()
+
     def finished(self, step: int, message: FinishTrajectory, ended: Ended | None) -> BatchProgress:
         """The log of a trajectory was ended as finished, here or in another process; None = it never sent a turn."""
         self._note_end(message.trajectory, ended)

@@ -217,6 +217,7 @@ class Sessions:
             raise
         finally:
             self._tally.turns_in_flight -= 1
+            self._tally.asked_at = self._clock()
             self._tally.eval_turns_in_flight -= evaluates
             trajectory.last_activity = self._clock()
             if not any(one.running for one in trajectory.turns.values() if one is not turn):

@@ -26,6 +26,7 @@ def gateway_stats(gateway: Gateway, now: float) -> GatewayStats:
     return GatewayStats(
         rollout=gateway.settings.rollout,
         uptime_seconds=now - gateway.started_at,
+        asked_seconds=gateway.tally.asked_seconds(now),
         profile=None if profile is None else profile.to_dict(),
         profile_age_seconds=None if profile_at is None else now - profile_at,
         batch=gateway.batches.progress(step) if step in gateway.batches.by_step else None,

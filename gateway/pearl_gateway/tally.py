@@ -40,6 +40,8 @@ class Tally:
     degraded_turns: int = 0
     mixed_versions: int = 0
     """Hand-offs whose decode worker changed weights between the check and the request; recomputed if possible."""
+    asked_at: float | None = None
+    """Monotonic time at which a turn, permit or batch was last asked for, or a turn ended."""
     turns_queued: int = 0
     turns_prefilling: int = 0
     turns_in_flight: int = 0
@@ -58,6 +60,12 @@ class Tally:
         for kind in _BY_CAUSE:
             found |= {f"{kind}.{cause}": count for cause, count in getattr(self, kind).items()}
         return found
+
+    def asked_seconds(self, now: float) -> float | None:
+        """See `GatewayStats`."""
+        if self.turns_in_flight:
+            return 0.0
+        return None if self.asked_at is None else now - self.asked_at
 
     @contextmanager
     def queued(self) -> Iterator[None]:

@@ -10,15 +10,19 @@ from pearl_api.loan import LoanPhase
 from pearl_api.names import COMPONENT_WORKER
 from pearl_operator.clock import to_rfc3339
 from pearl_operator.look import pending, serves
+from pearl_planner.idle import is_idle
 from pearl_planner.types import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pearl_operator.facts import PodFact
     from pearl_operator.look import Look
 
 _MAX_MESSAGE: Final = 1024
 _MAX_NAMED: Final = 5
+_GATED: Final = "SchedulingGated"
+"""The scheduler's word for pods with gates."""
 _ON_LOAN: Final = (LoanPhase.GRANTED, LoanPhase.WAKING, LoanPhase.SERVING)
 _HOPELESS: Final = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CrashLoopBackOff", "CreateContainer")
 
@@ -78,6 +82,8 @@ def ready(look: Look) -> Verdict:
     """True when the gateway answers and every worker of the target serves and is routed to."""
     if look.spec.suspend:
         return Verdict("False", ConditionReason.SUSPENDED, "spec.suspend is true: workers are drained and removed")
+    if is_idle(look.snapshot, look.policy):
+        return Verdict("False", ConditionReason.IDLE, look.plan.message)
     workers = look.snapshot.workers
     if not workers:
         return Verdict("False", ConditionReason.NO_WORKERS, "no worker pod exists")
@@ -124,12 +130,16 @@ def capacity_available(look: Look) -> Verdict:
     if not waiting:
         return Verdict("True", ConditionReason.SUFFICIENT, "every worker pod has a node")
     first = waiting[0]
-    no_gpus = look.spec.engine.gpu_resource in (first.unschedulable or "")
-    return Verdict(
-        "False",
-        ConditionReason.NO_GPUS if no_gpus else ConditionReason.PENDING_PODS,
-        f"{len(waiting)} worker pods wait for a node; {first.address.name}: {first.unschedulable}",
-    )
+    message = f"{len(waiting)} worker pods wait for a node; {first.address.name}: {first.unschedulable}"
+    return Verdict("False", _waits_for(look, first), message)
+
+
+def _waits_for(look: Look, waiting: PodFact) -> ConditionReason:
+    said = waiting.unschedulable or ""
+    if said.startswith(_GATED):
+        return ConditionReason.SCHEDULING_GATED
+    no_gpus = look.spec.engine.gpu_resource in said
+    return ConditionReason.NO_GPUS if no_gpus else ConditionReason.PENDING_PODS
 
 
 def plan_progressing(look: Look) -> Verdict:

@@ -67,9 +67,13 @@ def pending(snapshot: Snapshot, target: Target | None) -> list[str]:
 
 
 def _missing(slot: Slot, worker: Worker | None) -> str | None:
-    name = f"slot {slot.slot}"
     if worker is None:
-        return f"{name} has no pod"
+        return f"slot {slot.slot} has no pod"
+    asleep_as_told = worker.state is WorkerState.ASLEEP and worker.activity is Activity.ASLEEP
+    return None if asleep_as_told else _does_not_serve(slot, worker)
+
+
+def _does_not_serve(slot: Slot, worker: Worker) -> str | None:
     if worker.state is not WorkerState.READY:
         return f"{worker.pod} is {worker.state.value}"
     if worker.role is not slot.role:

@@ -158,6 +158,8 @@ def _measurements(facts: Facts) -> Measurements:
         prometheus_expected=facts.spec.metrics.prometheus is not None,
         engines=_engines(facts.pods, samples),
         live_trajectories=_live(samples.stats),
+        asked_seconds=samples.stats.asked_seconds if samples.stats is not None else None,
+        gateway_uptime_seconds=samples.stats.uptime_seconds if samples.stats is not None else None,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pearl_api.rollout import ModePolicy
 from pearl_planner.engine.tables import TableError, find_table, load_table
-from pearl_planner.types import Budget, Mode, Policy
+from pearl_planner.types import Budget, IdleAction, Mode, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,6 +95,8 @@ def policy_of(rollout: RolloutFact, spec: PearlRolloutSpec, engine: EngineChoice
         advisory=policy.advisory,
         hold=rollout.hold or hold,
         suspend=spec.suspend,
+        idle_action=IdleAction(spec.idle.action),
+        idle_after_seconds=spec.idle.after_seconds,
     )
 
 

@@ -131,6 +131,8 @@ def _clean_measurements(measurements: Measurements) -> Measurements:
         gateway_age_seconds=known(measurements.gateway_age_seconds),
         prometheus_age_seconds=known(measurements.prometheus_age_seconds),
         live_trajectories=known_count(measurements.live_trajectories, high=10**6),
+        asked_seconds=known(measurements.asked_seconds),
+        gateway_uptime_seconds=known(measurements.gateway_uptime_seconds),
     )
 
 

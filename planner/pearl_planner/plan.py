@@ -17,10 +17,12 @@ from pearl_planner.facts import LENT, clean, dead_slots, fleet, lent_workers, si
 from pearl_planner.fleet.assign import assign, stays
 from pearl_planner.fleet.shapes import shape_of
 from pearl_planner.fleet.steps import complete, finished, key_of, steps
+from pearl_planner.idle import is_idle, put_to_sleep, quiet_seconds
 from pearl_planner.rule import PEARL
 from pearl_planner.types import (
     Action,
     AnswerLoan,
+    IdleAction,
     Plan,
     Reason,
     Shape,
@@ -49,7 +51,10 @@ def plan(snapshot: Snapshot, policy: Policy, rule: Rule = PEARL) -> Plan:
     """
     facts = clean(snapshot)
     facts = replace(facts, memory=learn(facts, policy))
-    result = _suspended(facts, policy) if policy.suspend else _running(facts, policy, rule)
+    if policy.suspend:
+        result = _emptied(facts, policy, Reason.SUSPENDED, "suspended by the spec")
+    else:
+        result = _idle(facts, policy, rule) if is_idle(facts, policy) else _running(facts, policy, rule)
     answers = _loan_answers(facts, policy, rule, result.shape)
     result = replace(result, actions=(*result.actions, *answers))
     return _advisory(facts, result) if policy.advisory else result
@@ -163,6 +168,8 @@ def _forced_cause(facts: Snapshot, policy: Policy) -> tuple[Reason, str] | None:
 
 def _breaches(facts: Snapshot, policy: Policy, target: Target) -> Iterator[tuple[Reason, str]]:
     """In what the target is no longer what must be."""
+    if not target.slots and target.reason is Reason.IDLE:
+        yield Reason.APPLIED, "something is asked for again"
     lent = {key_of(worker) for worker in lent_workers(facts)}
     borrowed = {key_of(slot) for slot in target.slots if slot.zone is Zone.BORROWED}
     if borrowed - lent:
@@ -180,16 +187,26 @@ def _breaches(facts: Snapshot, policy: Policy, target: Target) -> Iterator[tuple
         yield Reason.APPLIED, "the spec no longer allows the present shape"
 
 
-def _suspended(facts: Snapshot, policy: Policy) -> Plan:
+def _idle(facts: Snapshot, policy: Policy, rule: Rule) -> Plan:
+    """Nothing was asked for a long time: no workers, or all asleep."""
+    quiet = quiet_seconds(facts, policy)
+    message = "no turn, permit or batch was asked for" + (f" in {quiet:.0f} s" if quiet is not None else "")
+    if policy.idle_action is IdleAction.SCALE_TO_ZERO:
+        return _emptied(facts, policy, Reason.IDLE, f"{message}: no workers until one is")
+    result = _running(facts, replace(policy, hold=True), rule)
+    return put_to_sleep(facts, result, f"{message}: engines sleep until one is")
+
+
+def _emptied(facts: Snapshot, policy: Policy, reason: Reason, message: str) -> Plan:
     """An empty target: drain and delete all."""
     old = facts.target
-    decision = Decision({}, Shape(), Reason.SUSPENDED, "suspended by the spec")
+    decision = Decision({}, Shape(), reason, message)
     own = [worker for worker in facts.workers if worker.zone is not Zone.BORROWED or worker.activity == "active"]
-    if old is not None and not old.slots:
+    if old is not None and not old.slots and old.reason is reason:
         return _plan(facts, policy, old, steps(facts.workers, old, budget=facts.budget, policy=policy), decision)
     if old is None and not own:
         return _plan(facts, policy, None, (), decision)
-    return _starting(facts, policy, _new_target(facts, policy, (), Reason.SUSPENDED), decision, None)
+    return _starting(facts, policy, _new_target(facts, policy, (), reason), decision, None)
 
 
 def _plan(
@@ -222,6 +239,7 @@ def _loan_answers(facts: Snapshot, policy: Policy, rule: Rule, shape: Shape) -> 
     waiting = [loan for loan in facts.loans if loan.requested]
     if not waiting:
         return []
+    resting = _takes_nothing(facts, policy)
     per = facts.budget.gpus_per_worker
     # Loans that were granted and whose engines are still starting or waking count as well.
     lent = sum(_borrowers(loan, per) for loan in facts.loans if loan.phase in LENT)
@@ -230,8 +248,8 @@ def _loan_answers(facts: Snapshot, policy: Policy, rule: Rule, shape: Shape) -> 
     answers: list[AnswerLoan] = []
     for loan in sorted(waiting, key=lambda one: (one.namespace, one.name)):
         added = _borrowers(loan, per)
-        if policy.suspend or policy.hold:
-            granted, reason = False, (Reason.SUSPENDED if policy.suspend else Reason.HELD).value
+        if resting is not None:
+            granted, reason = False, resting.value
         elif added < 1 or used + added * per > facts.budget.borrowed_max_gpus:
             granted, reason = False, Reason.BUDGET_LIMIT.value
         else:
@@ -239,6 +257,15 @@ def _loan_answers(facts: Snapshot, policy: Policy, rule: Rule, shape: Shape) -> 
         used, count = (used + added * per, count + added) if granted else (used, count)
         answers.append(AnswerLoan(loan.name, loan.namespace, loan.epoch, granted, reason))
     return answers
+
+
+def _takes_nothing(facts: Snapshot, policy: Policy) -> Reason | None:
+    """Why no GPU is borrowed at all."""
+    if policy.suspend:
+        return Reason.SUSPENDED
+    if policy.hold:
+        return Reason.HELD
+    return Reason.IDLE if is_idle(facts, policy) else None
 
 
 def _borrowers(loan: Loan, gpus_per_worker: int) -> int:

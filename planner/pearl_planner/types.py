@@ -92,6 +92,14 @@ class Reason(StrEnum):
     ADVISORY_ONLY = "AdvisoryOnly"
 
 
+class IdleAction(StrEnum):
+    """What becomes of a fleet that nobody asks for anything."""
+
+    NONE = "None"
+    SLEEP = "Sleep"
+    SCALE_TO_ZERO = "ScaleToZero"
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A mode with its worker counts: all colocated, or prefill and decode both ≥ 1."""
@@ -176,6 +184,10 @@ class Measurements:
     engines: dict[str, WorkerMetrics] = field(default_factory=dict)
     live_trajectories: int | None = None
     """In the engines, queued or in their environment, as the gateway counts them; None = not known."""
+    asked_seconds: float | None = None
+    """Between the last turn, permit or batch that was asked for and the gateway's statistics; 0 while a turn runs.
+    None = nothing since the gateway was started, or not known."""
+    gateway_uptime_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +377,8 @@ class Policy:
     advisory: bool = False
     hold: bool = False
     suspend: bool = False
+    idle_action: IdleAction = IdleAction.NONE
+    idle_after_seconds: float = 1800.0
 
 
 @dataclass(frozen=True, slots=True)

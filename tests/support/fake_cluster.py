@@ -411,6 +411,8 @@ class FakeGateway:
     profile: Object | None = None
     batch: BatchProgress | None = None
     live: LiveStates = field(default_factory=LiveStates)
+    asked_at: float | None = None
+    """Monotonic time of the last turn."""
     _acked: dict[str, tuple[int, str, float]] = field(default_factory=dict)
 
     async def stats(self, rollout: RolloutKey) -> GatewayStats:
@@ -422,6 +424,7 @@ class FakeGateway:
             profile=self.profile,
             batch=self.batch,
             live=self.live,
+            asked_seconds=None if self.asked_at is None else self.kube.clock.monotonic() - self.asked_at,
             workers=[self._view(pod) for pod in pods if names.LABEL_ROLE in pod["metadata"].get("labels", {})],
         )
 

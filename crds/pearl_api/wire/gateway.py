@@ -236,6 +236,11 @@ class GatewayStats(Message):
 
     rollout: str
     uptime_seconds: float
+    asked_seconds: float | None = Field(
+        default=None,
+        description="Since a turn, permit or batch was last asked for, or a turn ended; 0 while one runs. "
+        "None = nothing since the start.",
+    )
     profile: dict[str, Any] | None = Field(description="`pearl_planner.workload.profile` sketch; None = no turn seen.")
     profile_age_seconds: float | None = Field(description="Since the last record that went into the profile.")
     batch: BatchProgress | None = Field(description="The oldest open batch; None = unknown.")

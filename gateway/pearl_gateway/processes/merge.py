@@ -29,11 +29,13 @@ def merged(own: GatewayStats, others: Sequence[GatewayStats], totals: Mapping[st
     """
     parts = [own, *others]
     wanted = [one.weights_wanted for one in parts if one.weights_wanted is not None]
+    asked = [one.asked_seconds for one in parts if one.asked_seconds is not None]
     least = [one.weights_min for one in parts if one.weights_min is not None]
     most = [one.weights_max for one in parts if one.weights_max is not None]
     return own.model_copy(
         update={
             "uptime_seconds": uptime,
+            "asked_seconds": min(asked, default=None),
             "unfinished": list(islice(chain.from_iterable(one.unfinished for one in parts), MOST_UNFINISHED)),
             "live": _live([one.live for one in parts]),
             "workers": _workers([{view.uid: view for view in one.workers} for one in parts]),

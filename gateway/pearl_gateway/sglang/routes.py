@@ -80,6 +80,7 @@ class _Sglang:
         self._running = everywhere.here
 
     async def generate(self, request: Request) -> Response:
+        self._gateway.note_asked()
         body = await json_body(request)
         answer = await while_connected(request, self._generate(request, body))
         return Response(status_code=CLIENT_LEFT) if answer is None else json_response(answer)

@@ -174,10 +174,12 @@ def test_statistics_of_processes_are_one_view() -> None:
         ],
         unfinished=[progress],
         weights_min=3,
+        asked_seconds=2.5,
     )
     found = merged(own, [other], {**TOTALS, "turns": 7}, uptime=20.0)
     assert found.live == LiveStates(queued=3, decoding=2, environment=4)
     assert len(found.unfinished) == 2
+    assert found.asked_seconds == 2.5
     assert (found.uptime_seconds, found.counters.turns, found.window) == (20.0, 7, 3)
     assert (found.weights_wanted, found.weights_min, found.weights_max) == (5, 3, 5)
     a, b = found.workers

@@ -454,3 +454,30 @@ async def test_a_structured_answer_whose_client_comes_back_begins_anew(bench: Be
     engine.stall_after = None
     assert bench.tokens(await bench.generate([1], 5, turn=0, sampling=BOUND)) == bench.continuation([1], 5)
     assert [one["token_ids"] for one in engine.requests] == [[1], [1]]
+
+
+async def test_the_statistics_say_when_something_was_last_asked_for(bench: Bench) -> None:
+    async def asked() -> float | None:
+        seconds: float | None = (await bench.stats())["askedSeconds"]
+        return seconds
+
+    assert await asked() is None
+    assert (await bench.generate([1], 2)).status_code == 503  # no worker: a fleet that rests must hear of it
+    first = await asked()
+    assert first is not None
+    await asyncio.sleep(0.05)
+    assert (await asked() or 0.0) > first, "reading the statistics is no work"
+    engine = await bench.engine(stall_after=1)
+    task = asyncio.create_task(bench.generate([1], 2))
+    await bench.until(lambda: bench.received("t1") == 1)
+    await asyncio.sleep(0.05)
+    assert await asked() == 0.0
+    engine.release.set()
+    engine.stall_after = None
+    await task
+    ended = await asked()
+    assert ended is not None
+    assert 0.0 <= ended < 0.05
+    await asyncio.sleep(0.05)
+    await bench.client.post("/v1/batches", json={"step": 0, "groups": 1, "groupSize": 1})
+    assert (await asked() or 1.0) < 0.05

@@ -183,6 +183,17 @@ def test_not_ready_without_a_gateway_or_while_suspended() -> None:
     assert verdict(look_of(spec=spec_of(suspend=True)), "Ready") == ("False", "Suspended")
 
 
+def test_engines_that_sleep_since_nobody_asks_are_not_missing() -> None:
+    asleep = [worker(slot, state=WorkerState.ASLEEP, activity=Activity.ASLEEP) for slot in (0, 1)]
+    look = look_of(
+        (asleep[0], asleep[1]),
+        spec=spec_of(idle={"action": "Sleep", "afterSeconds": 60}),
+        measurements=Measurements(gateway_age_seconds=0.5, asked_seconds=60.0),
+    )
+    assert verdict(look, "Ready") == ("False", "Idle")
+    assert verdict(look, "PlanProgressing") == ("False", "AtTarget")
+
+
 @pytest.mark.parametrize(
     ("measured", "samples", "expected"),
     [
@@ -208,6 +219,8 @@ def test_capacity_tells_missing_gpus_from_other_waits() -> None:
     assert verdict(look_of(pods=(pod(0, unschedulable=gpus),)), "CapacityAvailable") == ("False", "NoGpus")
     taint = "Unschedulable: 0/2 nodes are available: 2 node(s) had untolerated taint."
     assert verdict(look_of(pods=(pod(0, unschedulable=taint),)), "CapacityAvailable") == ("False", "PendingPods")
+    gated = look_of(pods=(pod(0, unschedulable="SchedulingGated: Scheduling is blocked due to non-empty gates"),))
+    assert verdict(gated, "CapacityAvailable") == ("False", "SchedulingGated")
     quota = look_of(refusals=Refusals(capacity="exceeded quota: gpus"))
     assert verdict(quota, "CapacityAvailable") == ("False", "QuotaOrAdmission")
     assert verdict(look_of(), "CapacityAvailable") == ("True", "Sufficient")

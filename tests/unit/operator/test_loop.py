@@ -166,6 +166,24 @@ async def test_suspend_removes_all_workers_and_keeps_the_gateway(world: World) -
     await world.stop()
 
 
+async def test_a_fleet_that_nobody_asks_goes_and_comes_back_with_the_first_turn(world: World) -> None:
+    world.gateway.asked_at = world.kube.clock.monotonic()
+    world.apply(idle={"afterSeconds": 120, "action": "ScaleToZero"})
+    await world.start()
+    await world.until(world.is_ready)
+
+    await world.until(lambda: not world.pods, 400)
+    assert len(world.kube.of(kinds.DEPLOYMENT)) == 1
+    await world.until(lambda: world.condition("Ready") == ("False", "Idle"))
+    seen = len(world.kube.writes)
+    await world.rest(600)
+    assert [write for write in world.kube.writes[seen:] if " Pod " in write] == []
+
+    world.gateway.asked_at = world.kube.clock.monotonic()
+    await world.until(lambda: world.is_ready() and len(world.pods) == 3)
+    await world.stop()
+
+
 async def test_a_lost_pod_is_replaced_by_one_of_the_same_slot(world: World) -> None:
     world.apply()
     await world.start()

@@ -186,6 +186,10 @@ class Fleet:
         """Time goes by: pods go one state on, the gateway acknowledges."""
         self.now += seconds
         onward = {WorkerState.PENDING: WorkerState.STARTING, WorkerState.STARTING: WorkerState.READY}
+        rests = {
+            (WorkerState.READY, Activity.ASLEEP): WorkerState.ASLEEP,
+            (WorkerState.ASLEEP, Activity.ACTIVE): WorkerState.READY,
+        }
         for name, pod in list(self.pods.items()):
             if pod.state is WorkerState.TERMINATING:
                 del self.pods[name]
@@ -193,7 +197,7 @@ class Fleet:
             drained = None if pod.draining_seconds is None else pod.draining_seconds + seconds
             self.pods[name] = replace(
                 pod,
-                state=onward.get(pod.state, pod.state),
+                state=rests.get((pod.state, pod.activity), onward.get(pod.state, pod.state)),
                 acked_epoch=pod.role_epoch if pod.state is WorkerState.READY else pod.acked_epoch,
                 acked_activity=pod.activity,
                 draining_seconds=drained,
