@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("e2e", "support", "bench")]
 
 from figures import print_rows  # noqa: E402
-from flips_page import Measured, rows, write_page  # noqa: E402
+from flips_page import Flip, Measured, rows, write_page  # noqa: E402
 from loans_chaos.stage import cluster, rollout  # noqa: E402
 from traffic import steady  # noqa: E402
 
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 
 RATIOS = ({"prefill": 2, "decode": 1}, {"prefill": 1, "decode": 2})
 GPUS = 3
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.05
+"""More looks would be load of their own: at one every 20 ms requests took half as long again."""
 PROMPT_TOKENS, ANSWER_TOKENS, STREAMS = 40, 16, 3
 
 
-def flip(fleet: Fleet, ratio: dict[str, int]) -> float:
-    """Seconds from the operator's decision until the flipped worker was seen to have served in its new role."""
+def flip(fleet: Fleet, ratio: dict[str, int]) -> Flip:
+    """One flip, until the worker was seen to have served in its new role."""
     epochs = {worker.uid: worker.acked_epoch for worker in fleet.stats().workers}
     fleet.patch({"ratio": ratio})
     deadline = time.monotonic() + 30
@@ -54,7 +55,8 @@ def flip(fleet: Fleet, ratio: dict[str, int]) -> float:
         time.sleep(LOOK_SECONDS)
     served_at = time.time()
     decided_at = datetime.fromisoformat(fleet.status()["target"]["startedAt"]).timestamp()
-    return served_at - decided_at
+    served, in_role = served_at - decided_at, max(one.first_token_in_role_seconds or 0.0 for one in found)
+    return Flip(max(served - in_role, 0.0), served)
 
 
 def measure(fleet: Fleet, flips: int, *, engines: str, load_before: float) -> Measured:
@@ -62,7 +64,7 @@ def measure(fleet: Fleet, flips: int, *, engines: str, load_before: float) -> Me
     fleet.patch({"mode": "Disaggregated", "ratio": RATIOS[-1]})
     fleet.wait_roles(RATIOS[-1])
     pods, before, lost = fleet.uids(), fleet.engines(), fleet.stats().counters.lost_turns
-    seconds: list[float] = []
+    flipped: list[Flip] = []
     name = f"flips-{time.time():.0f}"
     with steady(fleet, name, prompt_tokens=PROMPT_TOKENS, max_tokens=ANSWER_TOKENS, streams=STREAMS) as answers:
         wait_for(lambda: len(answers) > STREAMS, seconds=60, what="requests are answered")
@@ -72,11 +74,11 @@ def measure(fleet: Fleet, flips: int, *, engines: str, load_before: float) -> Me
             fleet.wait_roles(ratio)
             fleet.wait_ready(GPUS)
             if number:  # at the first one, pairs of workers meet that never met
-                seconds.append(taken)
-                print(f"flip {number} of {flips}: {taken:.3f} s", flush=True)
+                flipped.append(taken)
+                print(f"flip {number} of {flips}: {taken.routed:.3f} s, token {taken.served:.3f} s", flush=True)
         answered = len(answers) - first
     return Measured(
-        seconds=seconds,
+        flips=flipped,
         answered=answered,
         lost_turns=fleet.stats().counters.lost_turns - lost,
         replaced_pods=len(set(fleet.uids().items()) - set(pods.items())),
