@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pearl_dev.errors import CommandError
 from pearl_operator.settings import from_env
 
 if TYPE_CHECKING:
@@ -157,43 +156,54 @@ def test_operator_and_gateway_get_a_role_in_every_trainer_namespace_and_no_secre
             assert resources <= {"pods", "pearlrollouts"}
 
 
-def test_the_operators_pod_takes_whatever_a_cluster_demands(render: Render) -> None:
-    wishes: dict[str, Any] = {
-        "nodeSelector": {"pool": "control"},
-        "tolerations": [{"key": "control", "operator": "Exists"}],
-        "affinity": {"nodeAffinity": {}},
-        "topologySpreadConstraints": [
-            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
-        ],
-        "priorityClassName": "high",
-        "runtimeClassName": "gvisor",
-    }
-    secrets = [{"name": "pull"}]
-    pod = pod_templates(
-        render(operator={**wishes, "extraEnv": [{"name": "A", "value": "b"}]}, imagePullSecrets=secrets)
-    )["pearl-operator"]["spec"]
-    assert {name: pod[name] for name in wishes} == wishes
-    assert pod["imagePullSecrets"] == secrets
-    assert {"name": "A", "value": "b"} in pod["containers"][0]["env"]
-
-
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"image": {"tag": "a tag"}}, "/image/tag"),
-        ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
-        ({"image": {"repository": "docker.io/pearl/operator:1"}}, "/image/repository"),
-        ({"trainerNamespaces": "train-a"}, "/trainerNamespaces"),
-        ({"trainerNamespaces": ["Train_A"]}, "/trainerNamespaces/0"),
-        ({"rbac": {"clusterScoped": "yes"}}, "/rbac/clusterScoped"),
-        ({"operator": {"leaseSeconds": 5}}, "/operator/leaseSeconds"),
-        ({"operator": {"replicas": 2}}, "replicas"),
-        ({"networkPolicy": {"apiServerCIDRs": ["10.0.0.1"]}}, "/networkPolicy/apiServerCIDRs/0"),
-        ({"trainerNamespace": ["a"]}, "trainerNamespace"),
+WISHES: dict[str, Any] = {
+    "nodeSelector": {"pool": "control"},
+    "tolerations": [{"key": "control", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_bad_value_is_refused_by_name(render: Render, values: dict[str, Any], field: str) -> None:
-    with pytest.raises(CommandError) as refused:
-        render(**values)
-    assert field in refused.value.output.replace("'", "")
+    "priorityClassName": "high",
+    "runtimeClassName": "gvisor",
+    "schedulerName": "other",
+}
+SHM = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}
+SHM_MOUNT = {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108 - a path in the container
+
+
+def test_the_operators_pod_takes_whatever_a_cluster_demands(render: Render) -> None:
+    secrets, variable = [{"name": "pull"}], {"name": "A", "value": "b"}
+    further = {
+        "extraEnv": [variable],
+        "extraVolumes": [SHM],
+        "extraVolumeMounts": [SHM_MOUNT],
+        "podLabels": {"team": "rl"},
+        "podAnnotations": {"sidecar.istio.io/inject": "false"},
+        "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": 7},
+        "securityContext": {"seLinuxOptions": {"level": "s0"}},
+    }
+    for template in pod_templates(render(operator=WISHES | further, imagePullSecrets=secrets)).values():
+        pod = template["spec"]
+        assert {name: pod[name] for name in WISHES} == WISHES
+        assert pod["imagePullSecrets"] == secrets
+        assert SHM in pod["volumes"]
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True,
+            "fsGroup": 7,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        assert template["metadata"]["labels"].items() >= {("team", "rl")}
+        assert template["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            assert variable in container["env"]
+            assert SHM_MOUNT in container["volumeMounts"]
+            assert container["securityContext"]["seLinuxOptions"] == {"level": "s0"}
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_the_operators_resources_are_its_own(render: Render) -> None:
+    pod = pod_templates(render(operator={"resources": {"limits": {"cpu": 2}}}))["pearl-operator"]["spec"]
+    assert pod["containers"][0]["resources"] == {
+        "requests": {"cpu": "100m", "memory": "192Mi"},
+        "limits": {"cpu": 2, "memory": "512Mi"},
+    }

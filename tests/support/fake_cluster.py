@@ -605,6 +605,15 @@ class World:
         return {pod["metadata"]["name"]: pod for pod in self.kube.of(kinds.POD)}
 
     @property
+    def serving(self) -> int:
+        """Pods that are ready and stay."""
+        return sum(
+            any((each["type"], each["status"]) == ("Ready", "True") for each in pod["status"]["conditions"])
+            for pod in self.pods.values()
+            if "deletionTimestamp" not in pod["metadata"] and "conditions" in pod.get("status", {})
+        )
+
+    @property
     def uids(self) -> dict[str, str]:
         return {name: pod["metadata"]["uid"] for name, pod in self.pods.items()}
 

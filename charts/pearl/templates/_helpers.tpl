@@ -37,19 +37,24 @@ pearl-operator-{{ .Release.Namespace }}
 {{- end }}
 {{- end -}}
 
-{{/* What Pod Security "restricted" asks for. */}}
-{{- define "pearl.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile: {type: RuntimeDefault}
+{{/* Of a pod's spec: where and as whom it runs. */}}
+{{- define "pearl.placement" -}}
+securityContext: {{- toYaml .Values.operator.podSecurityContext | nindent 2 }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- range $field := list "priorityClassName" "runtimeClassName" "schedulerName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
+{{- with index $.Values.operator $field }}
+{{ dict $field . | toYaml }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
-{{- define "pearl.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
+{{/* Of every container. */}}
+{{- define "pearl.container" -}}
+image: {{ include "pearl.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext: {{- toYaml .Values.operator.securityContext | nindent 2 }}
 {{- end -}}
 
 {{/* NetworkPolicy peers: agents, RL frameworks and trainers. */}}

@@ -26,8 +26,8 @@ _KEYS: Final = {
 _DEFAULTS: Final = {"protocol": "TCP"}
 _APPENDED: Final = {"tolerations", "envFrom"}
 """Lists without a merge key where a user's entries come in addition to ours."""
-_ONE_OF: Final = ("value", "valueFrom")
-"""Of an environment variable: setting one drops the other."""
+_ONE_SOURCE: Final = {"env", "volumes"}
+"""Lists whose entries have a name and one source: another source takes the place of the first."""
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,31 +49,23 @@ def _merge_value(key: str, base: Any, overlay: Any) -> Any:
         return merge(base, overlay)
     if isinstance(base, list) and isinstance(overlay, list):
         if key in _KEYS:
-            return _merge_list(base, overlay, _KEYS[key])
+            return _merge_list(base, overlay, _KEYS[key], one_source=key in _ONE_SOURCE)
         if key in _APPENDED:
             return [*base, *(each for each in overlay if each not in base)]
     return overlay
 
 
 def _merge_list(
-    base: list[dict[str, Any]], overlay: list[dict[str, Any]], keys: tuple[str, ...]
+    base: list[dict[str, Any]], overlay: list[dict[str, Any]], keys: tuple[str, ...], *, one_source: bool
 ) -> list[dict[str, Any]]:
     merged = {_identity(each, keys): each for each in base}
     for each in overlay:
         identity = _identity(each, keys)
-        known = merged.get(identity)
-        merged[identity] = each if known is None else _merge_entry(known, each)
+        known = merged.get(identity, {})
+        replaced = one_source and any(value is not None for name, value in each.items() if name not in keys)
+        kept = {name: value for name, value in known.items() if name in each} if replaced else known
+        merged[identity] = merge(kept, each)
     return list(merged.values())
-
-
-def _merge_entry(known: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
-    entry = merge(known, overlay)
-    given = [key for key in _ONE_OF if key in overlay]
-    if given:
-        for key in _ONE_OF:
-            if key not in given:
-                entry.pop(key, None)
-    return entry
 
 
 def _identity(entry: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:

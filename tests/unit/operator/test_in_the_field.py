@@ -46,15 +46,6 @@ def count(world: World, verb: str, kind: str) -> int:
     return sum(1 for write in world.kube.writes if write.startswith(f"{verb} {kind} "))
 
 
-def serving(world: World) -> int:
-    """Pods that are ready and stay."""
-    return sum(
-        any((each["type"], each["status"]) == ("Ready", "True") for each in pod["status"]["conditions"])
-        for pod in world.pods.values()
-        if "deletionTimestamp" not in pod["metadata"] and "conditions" in pod.get("status", {})
-    )
-
-
 async def test_pods_that_fail_at_once_are_made_again_ever_more_rarely(world: World) -> None:
     give_new_pods(world, lambda _: {"phase": "Failed", "reason": "UnexpectedAdmissionError"})
     world.apply(capacity={"reserved": {"gpus": 1}})
@@ -110,8 +101,8 @@ async def test_edits_in_quick_succession_take_one_worker_at_a_time(world: World)
         world.apply(engine={"image": f"example/worker:{number}"})
         for _ in range(10):
             await world.rest(0.2)
-            assert serving(world) >= 2
-    await world.until(lambda: serving(world) >= 2 and world.is_ready())
+            assert world.serving >= 2
+    await world.until(lambda: world.serving >= 2 and world.is_ready())
     assert {pod["spec"]["containers"][0]["image"] for pod in world.pods.values()} == {"example/worker:4"}
     await world.stop()
 
