@@ -55,6 +55,7 @@ class ConditionReason(StrEnum):
     HEALTHY = "Healthy"
     WORKER_FAILED = "WorkerFailed"
     INVALID_POD_TEMPLATE = "InvalidPodTemplate"
+    GATEWAY_SCALED = "GatewayScaled"
     PLAN_ABANDONED = "PlanAbandoned"
     NOT_RETURNED = "NotReturned"
     UNSUPPORTED = "Unsupported"

@@ -113,6 +113,7 @@ CONDITION_REASONS: Mapping[ConditionType, Mapping[Why, str]] = MappingProxyType(
             Why.HEALTHY: "Nothing is wrong.",
             Why.WORKER_FAILED: "A worker will not come back by itself; the message names pod and cause.",
             Why.INVALID_POD_TEMPLATE: "The API server refused a worker pod made from the pod template.",
+            Why.GATEWAY_SCALED: "Somebody else sets the gateway's replicas; the message says what to change.",
             Why.PLAN_ABANDONED: "A target was dropped; the next look starts from what is there.",
             Why.NOT_RETURNED: "A lent GPU was not free at the reclaim's hard deadline.",
             Why.UNSUPPORTED: "The spec asks for something that v1alpha1 does not do.",

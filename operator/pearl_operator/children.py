@@ -11,6 +11,7 @@ from pearl_operator.errors import AlreadyExists, Refused, Unavailable
 from pearl_operator.resources.disruption import worker_budget
 from pearl_operator.resources.gateway import gateway_deployment, gateway_service
 from pearl_operator.resources.secrets import derived_secrets, root_secret
+from pearl_operator.scaling import Scaling, read_scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,8 @@ class Children:
     new_key: Callable[[], str] = tokens.new_key
     _done: tuple[Any, ...] | None = field(default=None, init=False)
     _done_at: float = field(default=0.0, init=False)
+    scaling: Scaling = field(default=Scaling(), init=False)
+    """Of the gateway, when its Deployment was last applied."""
 
     async def ensure(self, rollout: RolloutFact, spec: PearlRolloutSpec, *, workers: int) -> str | None:
         """Applies all of them when the spec or the number of workers changed, and once a minute.
@@ -57,7 +60,9 @@ class Children:
                 await self._apply(kinds.SECRET, secret)
             await self._apply(kinds.SERVICE, gateway_service(rollout))
             await self._apply(kinds.DISRUPTION_BUDGET, worker_budget(rollout, workers))
-            await self._apply(kinds.DEPLOYMENT, gateway_deployment(rollout, spec, self.settings))
+            self.scaling = await read_scaling(self.kube, rollout.key)
+            deployment = gateway_deployment(rollout, spec, self.settings, set_replicas=self.scaling.ours)
+            await self._apply(kinds.DEPLOYMENT, deployment)
         except Refused as error:
             return str(error)
         self._done, self._done_at = wanted, self.clock.monotonic()

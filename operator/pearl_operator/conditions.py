@@ -171,21 +171,19 @@ def borrowing_active(look: Look) -> Verdict:
 
 def degraded(look: Look) -> Verdict:
     """Something needs a person."""
-    refused = look.refusals.template or look.refusals.gateway
-    if refused is not None:
-        return Verdict("True", ConditionReason.INVALID_POD_TEMPLATE, refused)
     broken = [sentence for pod in look.pods if (sentence := _broken(look, pod.address.uid)) is not None]
     broken += look.failing
-    if broken:
-        return Verdict("True", ConditionReason.WORKER_FAILED, _named(broken))
     lost = [loan.name for loan in look.loans if loan.status.history and loan.status.history[-1].free is False]
-    if lost:
-        return Verdict("True", ConditionReason.NOT_RETURNED, f"not returned on time: {_named(lost)}")
-    if look.abandoned is not None:
-        return Verdict("True", ConditionReason.PLAN_ABANDONED, look.abandoned)
-    if look.engine_problem is not None:
-        return Verdict("True", ConditionReason.UNSUPPORTED, look.engine_problem)
-    return Verdict("False", ConditionReason.HEALTHY)
+    causes = {
+        ConditionReason.INVALID_POD_TEMPLATE: look.refusals.template or look.refusals.gateway,
+        ConditionReason.GATEWAY_SCALED: look.gateway_scaled,
+        ConditionReason.WORKER_FAILED: _named(broken) if broken else None,
+        ConditionReason.NOT_RETURNED: f"not returned on time: {_named(lost)}" if lost else None,
+        ConditionReason.PLAN_ABANDONED: look.abandoned,
+        ConditionReason.UNSUPPORTED: look.engine_problem,
+    }
+    told = (Verdict("True", reason, sentence) for reason, sentence in causes.items() if sentence is not None)
+    return next(told, Verdict("False", ConditionReason.HEALTHY))
 
 
 def advisory(look: Look) -> Verdict:

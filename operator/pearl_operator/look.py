@@ -49,6 +49,8 @@ class Look:
     failing: tuple[str, ...] = ()
     """A clause for each slot whose pods fail again and again."""
     gateway_url: str | None = None
+    gateway_scaled: str | None = None
+    """Who sets the gateway's replicas in the operator's place, and what to change."""
 
 
 def pending(snapshot: Snapshot, target: Target | None) -> list[str]:

@@ -208,6 +208,7 @@ class RolloutLoop:
             abandoned=past.abandoned,
             failing=past.remakes.told(),
             gateway_url=parts.resolver.gateway(self.key),
+            gateway_scaled=parts.children.scaling.problem,
         )
 
     def _facts(  # noqa: PLR0913 - what one look found

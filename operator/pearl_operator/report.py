@@ -185,6 +185,7 @@ class Reporter:
     identity: str
     _written_at: float | None = field(default=None, init=False)
     _told: tuple[Any, ...] | None = field(default=None, init=False)
+    _told_scaled: str | None = field(default=None, init=False)
 
     async def write(self, rollout: RolloutFact, status: PearlRolloutStatus) -> RolloutFact:
         """Applies the status if it is due; the rollout as it is afterwards.
@@ -223,7 +224,8 @@ class Reporter:
         return before != after and waited >= _ALL_EVERY_SECONDS
 
     async def tell(self, look: Look) -> None:
-        """One log line per decision, one Event per new target and per dropped one."""
+        """One log line per decision, one Event per new target, per dropped one and per writer of our replicas."""
+        await self._tell_scaled(look)
         plan = look.plan
         target_id = plan.target.id if plan.target is not None else None
         before = look.rollout.status.target
@@ -249,6 +251,13 @@ class Reporter:
             await self._event(look.rollout, "Warning", "PlanAbandoned", look.abandoned)
         if is_new:
             await self._event(look.rollout, "Normal", plan.reason.value, plan.message)
+
+    async def _tell_scaled(self, look: Look) -> None:
+        if look.gateway_scaled == self._told_scaled:
+            return
+        self._told_scaled = look.gateway_scaled
+        if look.gateway_scaled is not None:
+            await self._event(look.rollout, "Warning", ConditionReason.GATEWAY_SCALED.value, look.gateway_scaled)
 
     async def _event(self, rollout: RolloutFact, kind: str, reason: str, text: str) -> None:
         """Events are for people; failing to write one is only logged."""

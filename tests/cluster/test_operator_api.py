@@ -316,6 +316,33 @@ def test_a_quota_is_a_matter_of_capacity_and_not_of_the_template(scene: Scene) -
     scene.until("two workers serve", lambda: scene.serving("quota", 2), seconds=90)
 
 
+def test_an_autoscaler_of_the_gateway_is_told_and_not_fought(scene: Scene) -> None:
+    """A real HorizontalPodAutoscaler and a real operator: the autoscaler raises the replicas to its minimum."""
+    aim = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "hpa-gateway"}
+    busy = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "busy"}}
+
+    def replicas() -> int:
+        count: int = scene.get("deployment", "hpa-gateway")["spec"]["replicas"]
+        return count
+
+    scene.operator()
+    scene.apply(rollout("hpa", 1))
+    scene.until("one worker serves", lambda: scene.serving("hpa", 1))
+    assert replicas() == 1
+    scene.apply({**busy, "spec": {"scaleTargetRef": aim, "minReplicas": 2, "maxReplicas": 3}})
+    scene.until("the autoscaler scaled", lambda: replicas() == 2)
+    scene.apply(rollout("hpa", 2))  # another spec makes the operator apply the Deployment at once
+    scene.until("it is told", lambda: scene.condition("hpa", "Degraded")[1] == "GatewayScaled")
+    assert "HorizontalPodAutoscaler busy scales Deployment hpa-gateway" in scene.condition("hpa", "Degraded")[2]
+    scene.until("two workers serve", lambda: scene.serving("hpa", 2))
+    assert replicas() == 2
+
+    scene.kubectl("delete", "hpa", "busy")
+    scene.apply(rollout("hpa", 1))
+    scene.until("it is well again", lambda: scene.condition("hpa", "Degraded")[1] == "Healthy")
+    assert replicas() == 1
+
+
 def test_what_the_operator_writes_stays_its_own(scene: Scene) -> None:
     scene.operator()
     scene.apply(rollout("own", 1))

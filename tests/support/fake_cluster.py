@@ -100,6 +100,8 @@ class FakeKube:
     """The process dies right after this many further writes."""
     refuse: Callable[[Kind, Object], str | None] = lambda _kind, _body: None
     refuse_apply: Callable[[Kind, Object], str | None] = lambda _kind, _body: None
+    forbidden: set[str] = field(default_factory=set)
+    """Plurals that may not be listed."""
     status_conflicts: int = 0
     """So many further status writes meet a newer object."""
     down: bool = False
@@ -128,6 +130,8 @@ class FakeKube:
     ) -> list[Object]:
         self._check_up()
         assert not fields, "this fake knows no field selectors"
+        if kind.plural in self.forbidden:
+            raise Refused(f"{kind.plural} is forbidden")
         return [
             clone(each)
             for (plural, where, _), each in sorted(self.objects.items(), key=lambda item: str(item[0]))
@@ -182,7 +186,7 @@ class FakeKube:
         if known is None:
             stored = self.store(kind, {**content, "metadata": {**content["metadata"], **_names(meta)}})
         else:
-            before = self._owned.get((*key, manager), {})
+            before = self._only_of(key, manager)
             changed = deep_merge(without_leaves(known, before), content)
             changed["metadata"] = {**known["metadata"], **changed["metadata"]}
             if "labels" in known["metadata"] or "labels" in content["metadata"]:
@@ -274,6 +278,24 @@ class FakeKube:
         """A merge patch by somebody else."""
         self.store(kind, deep_merge(self.objects[kind.plural, namespace, name], change))
 
+    def scale(self, name: str, namespace: str, replicas: int, *, manager: str) -> None:
+        """What an autoscaler or `kubectl scale` does to a Deployment."""
+        key = (kinds.DEPLOYMENT.plural, namespace, name)
+        change: Object = {"spec": {"replicas": replicas}}
+        known = self.objects[key]["metadata"].get("managedFields", [])
+        fields = {"manager": manager, "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+        kept = [entry for entry in known if entry["manager"] != manager]
+        self._owned[*key, manager] = change
+        self.patch(kinds.DEPLOYMENT, name, namespace, {**change, "metadata": {"managedFields": [*kept, fields]}})
+
+    def _only_of(self, key: tuple[str, str | None, str], manager: str) -> Object:
+        """What this manager owns and no other does; giving that up removes it."""
+        alone = self._owned.get((*key, manager), {})
+        for (*owned, other), fields in self._owned.items():
+            if tuple(owned) == key and other != manager:
+                alone = without_leaves(alone, fields)
+        return alone
+
     def of(self, kind: Kind) -> list[Object]:
         found = [(str(key), each) for key, each in self.objects.items() if key[0] == kind.plural]
         return [each for _, each in sorted(found, key=operator.itemgetter(0))]
@@ -331,6 +353,7 @@ KIND_OF = {
         kinds.SERVICE,
         kinds.EVENT,
         kinds.DEPLOYMENT,
+        kinds.AUTOSCALER,
         kinds.DISRUPTION_BUDGET,
         kinds.ROLLOUT,
         kinds.LOAN,

@@ -8,6 +8,7 @@ from pearl_api import names
 from pearl_api.names import Zone
 from pearl_operator.resources import common
 from pearl_operator.resources.merge import merge
+from pearl_operator.scaling import REPLICAS
 
 if TYPE_CHECKING:
     from pearl_api.rollout import PearlRolloutSpec
@@ -20,8 +21,13 @@ TOKENS_DIR: Final = "/etc/pearl/tokens"
 DATA_DIR: Final = "/var/lib/pearl"
 
 
-def gateway_deployment(rollout: RolloutFact, spec: PearlRolloutSpec, settings: Settings) -> Object:
-    """One replica, recreated rather than rolled: its batches and token logs have one owner."""
+def gateway_deployment(
+    rollout: RolloutFact, spec: PearlRolloutSpec, settings: Settings, *, set_replicas: bool = True
+) -> Object:
+    """One replica, recreated rather than rolled: its batches and token logs have one owner.
+
+    Without `set_replicas` their number is left to whoever set it.
+    """
     name = names.gateway_name(rollout.key.name)
     labels = common.labels(rollout, names.COMPONENT_GATEWAY)
     selector = {names.LABEL_ROLLOUT: rollout.key.name, names.LABEL_COMPONENT: names.COMPONENT_GATEWAY}
@@ -40,7 +46,7 @@ def gateway_deployment(rollout: RolloutFact, spec: PearlRolloutSpec, settings: S
         "kind": "Deployment",
         "metadata": common.metadata(rollout, name, names.COMPONENT_GATEWAY),
         "spec": {
-            "replicas": 1,
+            **({"replicas": REPLICAS} if set_replicas else {}),
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": selector},
             "template": merge(template, {"metadata": {"labels": labels}}),
