@@ -67,6 +67,7 @@ class Module:
 
 
 KUBERNETES = "k8s.io/kubernetes"
+PROMETHEUS = "github.com/prometheus/prometheus"
 VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 
 MODULES = (
@@ -94,14 +95,11 @@ MODULES = (
     ),
     Module(
         "prometheus",
-        "2 to 4 minutes on 2 cores",
+        "2 to 5 minutes on 2 cores",
         "remove_all_sd,enable_kubernetes_sd",
-        (
-            Program(
-                "prometheus",
-                "github.com/prometheus/prometheus/cmd/prometheus",
-                (("github.com/prometheus/common/version.Version", "github.com/prometheus/prometheus"),),
-            ),
+        tuple(
+            Program(name, f"{PROMETHEUS}/cmd/{name}", (("github.com/prometheus/common/version.Version", PROMETHEUS),))
+            for name in ("prometheus", "promtool")
         ),
     ),
 )

@@ -51,6 +51,7 @@ def assemble_core(ports: Ports, index: Index, loans: Loans, settings: Settings) 
     ring, metrics = Ring(settings.debug_ring), Metrics()
 
     def new_loop(key: RolloutKey) -> RolloutLoop:
+        metrics.began(key)
         sources = Sources(key, ports.gateway, ports.prometheus, ports.agents, ports.clock)
         return RolloutLoop(
             key,

@@ -70,6 +70,10 @@ class Metrics:
         )
         self._states: dict[RolloutKey, set[tuple[str, str, str]]] = {}
 
+    def began(self, key: RolloutKey) -> None:
+        """A rollout is looked at from now on; its looks count from 0, else one that never ends well is not seen."""
+        self._look_seconds.labels(key.namespace, key.name)
+
     def looked(self, look: Look, seconds: float) -> None:
         """A complete look."""
         key = look.rollout.key

@@ -100,6 +100,8 @@ class LoanMetrics:
             self._gpus.labels(rollout.namespace, rollout.name, phase.value).set(gpus[phase])
         self._overlaps.labels(rollout.namespace, rollout.name).set(overlaps)
         self._not_returned.labels(rollout.namespace, rollout.name)  # from 0 on, else its first increase is not seen
+        for killed in ("false", "true"):  # the same
+            self._reclaim_seconds.labels(rollout.namespace, rollout.name, killed)
 
     def answered(self, rollout: RolloutKey, seconds: float, *, granted: bool, reason: str) -> None:
         """An offer was answered."""

@@ -29,6 +29,8 @@ async def test_every_change_of_phase_is_counted_and_timed(cluster: LoanCluster) 
     await cluster.until(lambda: cluster.loan()["phase"] == "Serving")
     assert value(cluster, "pearl_loans", phase="Serving") == 1
     assert value(cluster, "pearl_loan_gpus", phase="Serving") == 2
+    for killed in ("false", "true"):
+        assert value(cluster, "pearl_loan_reclaim_seconds_count", killed=killed) == 0
     await asyncio.sleep(30)
     await loan.reclaim()
     await cluster.until(lambda: cluster.loan()["phase"] == "Idle")

@@ -88,6 +88,18 @@ async def test_metrics_and_decisions_can_be_read_and_decisions_repeated(world: W
     await world.stop()
 
 
+async def test_looks_count_from_zero_where_none_ends_well(world: World) -> None:
+    world.apply()
+    await world.start()
+    world.kube.down = True
+    await world.rest(60)
+    client, _, _ = await client_of(world)
+    text = (await client.get("/metrics")).text
+    assert 'pearl_look_seconds_count{rollout="swe",rollout_namespace="rl"} 0.0' in text
+    assert 'pearl_look_failures_total{error="Unavailable",rollout="swe",rollout_namespace="rl"}' in text
+    await world.stop()
+
+
 async def test_series_of_a_rollout_go_with_it(world: World) -> None:
     world.apply()
     await world.start()
