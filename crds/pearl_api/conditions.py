@@ -35,6 +35,7 @@ class ConditionReason(StrEnum):
     GATEWAY_UNREACHABLE = "GatewayUnreachable"
     PROMETHEUS_UNREACHABLE = "PrometheusUnreachable"
     STALE = "Stale"
+    SOURCES_DISAGREE = "SourcesDisagree"
     NOT_YET_SAMPLED = "NotYetSampled"
     # CapacityAvailable
     SUFFICIENT = "Sufficient"

@@ -89,7 +89,8 @@ CONDITION_REASONS: Mapping[ConditionType, Mapping[Why, str]] = MappingProxyType(
             Why.GATEWAY_UNREACHABLE: "The gateway's statistics could not be read.",
             Why.PROMETHEUS_UNREACHABLE: "Prometheus could not be queried.",
             Why.STALE: "A source answers with samples that are too old.",
-            Why.NOT_YET_SAMPLED: "Nothing was sampled since the operator started.",
+            Why.NOT_YET_SAMPLED: "Nothing was sampled since the operator started, or fewer than half of the workers.",
+            Why.SOURCES_DISAGREE: "Sources are fresh, but engines and gateway tell different numbers of requests.",
         },
         ConditionType.CAPACITY_AVAILABLE: {
             Why.SUFFICIENT: "Every wanted pod is scheduled.",

@@ -198,13 +198,39 @@ class IdleSpec(Model):
     )
 
 
+class EngineQueries(Model):
+    """PromQL in place of the operator's own, for engines or relabelings that it does not know.
+
+    Each gives one value per pod, with the labels `namespace` and `pod`; `$pods` stands for the label matchers of the
+    rollout's pods.
+    """
+
+    running: str | None = Field(default=None, description="Requests that the engine runs.")
+    waiting: str | None = Field(default=None, description="Requests that wait in the engine.")
+    kv_usage: str | None = Field(default=None, description="Share of the KV cache in use, 0 to 1.")
+    generation_tokens_per_second: str | None = Field(default=None, description="Generated tokens.")
+    prompt_tokens_per_second: str | None = Field(default=None, description="Prefilled tokens.")
+    inter_token_seconds: str | None = Field(default=None, description="Mean time between two tokens of a request.")
+    sampled_at: str | None = Field(default=None, description="Unix time of the newest sample.")
+
+
 class PrometheusSpec(Model):
-    """Where engine and GPU series are read."""
+    """Where engine series are read."""
 
     url: str = Field(pattern=r"^https?://", description="Base URL of the Prometheus HTTP API.")
     bearer_token_file: str | None = Field(
-        default=None, pattern="^/", description="File in the operator's pod with a bearer token."
+        default=None, pattern="^/", description="File in the operator's pod with a bearer token; read every time."
     )
+    ca_file: str | None = Field(
+        default=None,
+        pattern="^/",
+        description="File in the operator's pod with the certificates that the server's is checked with; read again "
+        "when it changes. Absent: the system's.",
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="Sent with every query, for example `X-Scope-OrgID: my-tenant`."
+    )
+    queries: EngineQueries = EngineQueries()
 
 
 class MetricsSpec(Model):
@@ -212,7 +238,10 @@ class MetricsSpec(Model):
 
     prometheus: PrometheusSpec | None = Field(default=None, description="Absent: the gateway's statistics alone.")
     stale_after_seconds: float = Field(
-        default=30, ge=3, le=3600, description="Older samples allow no optional change; at least 2 scrape intervals."
+        default=30,
+        ge=3,
+        le=3600,
+        description="Older samples allow no optional change. Engine series may always be 2 scrapes old.",
     )
 
 

@@ -109,16 +109,20 @@ def metrics_available(look: Look) -> Verdict:
 
 
 def _prometheus(look: Look) -> Verdict:
-    age, limit = look.snapshot.measurements.prometheus_age_seconds, look.spec.metrics.stale_after_seconds
+    age, samples = look.snapshot.measurements.prometheus_age_seconds, look.samples
+    limit = look.policy.engines_stale_after_seconds or look.spec.metrics.stale_after_seconds
     if not look.snapshot.measurements.prometheus_expected:
         return Verdict("True", ConditionReason.FRESH, "gateway statistics; no Prometheus configured")
     if look.samples.prometheus_error is not None:
         return Verdict("False", ConditionReason.PROMETHEUS_UNREACHABLE, look.samples.prometheus_error)
     if age is None:
-        return Verdict("False", ConditionReason.NOT_YET_SAMPLED, "Prometheus has no engine series of this rollout yet")
+        text = f"Prometheus has engine series of {samples.coverage}; at least half are needed"
+        return Verdict("False", ConditionReason.NOT_YET_SAMPLED, text)
     if age > limit:
-        text = f"the newest engine sample in Prometheus is {age:.0f} s old; staleAfterSeconds is {limit:g}"
+        text = f"half of the engine samples in Prometheus are older than {age:.0f} s; up to {limit:g} s are allowed"
         return Verdict("False", ConditionReason.STALE, text)
+    if samples.disagreement is not None:
+        return Verdict("True", ConditionReason.SOURCES_DISAGREE, samples.disagreement)
     return Verdict("True", ConditionReason.FRESH, "gateway statistics and Prometheus")
 
 

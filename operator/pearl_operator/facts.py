@@ -58,6 +58,8 @@ class PodFact:
     """The scheduler's sentence."""
     waiting: str | None = None
     """`Reason: message` of a container that cannot start, for example ImagePullBackOff."""
+    created: float | None = None
+    """Wall-clock time."""
     disruption: str | None = None
     """Reason of a DisruptionTarget condition."""
 
@@ -227,6 +229,7 @@ def pod_fact(body: Object) -> PodFact | None:
         resources=_resources(spec),
         unschedulable=_sentence(scheduled) if scheduled.get("status") == "False" else None,
         waiting=_waiting(containers),
+        created=from_rfc3339(meta.get("creationTimestamp")),
         disruption=disruption.get("reason") or "Unknown" if _is_true(disruption) else None,
     )
 

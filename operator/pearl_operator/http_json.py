@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +13,7 @@ from pearl_api.wire.worker import Problem
 from pearl_operator.errors import Refused, Unavailable
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
 M = TypeVar("M", bound=BaseModel)
@@ -26,7 +28,7 @@ class HttpJson:
     session: aiohttp.ClientSession
     timeout_seconds: float
 
-    async def call(
+    async def call(  # noqa: PLR0913 - by name
         self,
         method: str,
         url: str,
@@ -34,25 +36,28 @@ class HttpJson:
         token: str | None = None,
         body: BaseModel | None = None,
         params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> bytes:
-        """The body of a 2xx answer.
+        """The body of a 2xx answer; `context` checks the server's certificate, None = as the system does.
 
         Raises:
             Unavailable: No answer within the deadline, 429 or 5xx.
             Refused: Any other status; the message is the receiver's.
         """
-        headers = {"Accept": "application/json"}
+        sent = {**(headers or {}), "Accept": "application/json"}
         if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
+            sent["Authorization"] = f"Bearer {token}"
         data: Any = None
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            sent["Content-Type"] = "application/json"
             data = body.model_dump_json(by_alias=True)
         try:
             async with self.session.request(
                 method,
                 url,
-                headers=headers,
+                headers=sent,
+                ssl=context if context is not None else True,
                 data=data,
                 params=params,
                 timeout=aiohttp.ClientTimeout(total=self.timeout_seconds),
@@ -65,7 +70,7 @@ class HttpJson:
         if status in range(200, 300):
             return raw
         problem = _problem(raw)
-        message = f"{method} {url}: {problem.message if problem else f'HTTP {status}'}"
+        message = f"{method} {url}: {problem.message if problem else _said(raw) or f'HTTP {status}'}"
         if status == 429 or status >= 500:  # noqa: PLR2004
             raise Unavailable(message, seconds=(problem and problem.retry_after_seconds) or 1.0)
         raise Refused(message)
@@ -84,6 +89,15 @@ async def _whole(answer: aiohttp.ClientResponse) -> bytes:
 def described(error: Exception) -> str:
     """Kind and text of an error; some have no text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _said(raw: bytes) -> str | None:
+    """What Prometheus says that is wrong with a query."""
+    try:
+        found = json.loads(raw).get("error")
+    except (ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _problem(raw: bytes) -> Problem | None:

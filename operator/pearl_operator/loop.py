@@ -187,7 +187,9 @@ class RolloutLoop:
         engine = self._engine(spec)
         facts = self._facts(rollout, spec, pods, samples, now=now, keep_shape=template_refusal is not None)
         snapshot = snapshot_of(facts)
-        policy = policy_of(rollout, spec, engine, hold=template_refusal is not None)
+        policy = policy_of(
+            rollout, spec, engine, hold=template_refusal is not None, scrape_seconds=samples.scrape_seconds
+        )
         decided = plan(snapshot, policy)
         self._note(snapshot, decided)
         wanted = [slot.slot for slot in decided.target.slots] if decided.target is not None else []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pearl_api.rollout import ModePolicy
+from pearl_operator.coverage import SCRAPES
 from pearl_planner.engine.tables import TableError, find_table, load_table
 from pearl_planner.types import Budget, IdleAction, Mode, Policy
 
@@ -71,8 +72,23 @@ def _fallback() -> EngineTable:
     return found
 
 
-def policy_of(rollout: RolloutFact, spec: PearlRolloutSpec, engine: EngineChoice, *, hold: bool) -> Policy:
-    """The planner's policy. `hold` freezes optional changes beside the user's annotation."""
+def policy_of(
+    rollout: RolloutFact,
+    spec: PearlRolloutSpec,
+    engine: EngineChoice,
+    *,
+    hold: bool,
+    scrape_seconds: float | None = None,
+) -> Policy:
+    """The planner's policy.
+
+    Args:
+        rollout: Its generation and the user's annotation.
+        spec: The spec.
+        engine: The engine table.
+        hold: Freezes optional changes beside the user's annotation.
+        scrape_seconds: Time between two scrapes of the engines; None = not known.
+    """
     policy = spec.policy
     return Policy(
         generation=rollout.generation,
@@ -92,6 +108,7 @@ def policy_of(rollout: RolloutFact, spec: PearlRolloutSpec, engine: EngineChoice
         drain_seconds=policy.deadlines.drain_seconds,
         start_seconds=policy.deadlines.start_seconds,
         stale_after_seconds=spec.metrics.stale_after_seconds,
+        engines_stale_after_seconds=max(spec.metrics.stale_after_seconds, SCRAPES * (scrape_seconds or 0.0)),
         advisory=policy.advisory,
         hold=rollout.hold or hold,
         suspend=spec.suspend,

@@ -111,8 +111,8 @@ class EngineSamples:
 
     by_pod: dict[str, WorkerMetrics]
     """By `namespace/pod`; may hold strangers and the dead (look-back windows): the caller joins with live pods."""
-    newest_at: float | None
-    """Wall-clock time of the newest sample; None where no series matched."""
+    sampled_at: dict[str, float]
+    """Wall-clock time of each pod's newest sample, by the same names."""
 
 
 class Prometheus(Protocol):

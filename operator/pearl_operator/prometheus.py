@@ -1,7 +1,8 @@
 """The `Prometheus` port: engine series of a rollout's pods, by PromQL.
 
 Series are found by the target labels `namespace` and `pod` that every usual scrape configuration sets, and by the
-names that worker pods have. A series that an engine version does not export is unknown (None), never 0.
+names that worker pods have. A series that an engine version does not export is unknown (None), never 0. Two servers
+that scrape the same pods (a pair for availability) count once.
 """
 
 from __future__ import annotations
@@ -9,35 +10,63 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pearl_operator.errors import Unavailable
 from pearl_operator.ports import EngineSamples
 from pearl_planner.types import WorkerMetrics
 
 if TYPE_CHECKING:
-    from pearl_api.rollout import PrometheusSpec
+    from pearl_api.rollout import EngineQueries, PrometheusSpec
     from pearl_operator.http_json import HttpJson
     from pearl_operator.ports import RolloutKey
 
 WINDOW: Final = "1m"
 """Of rates; at least two scrapes of a usual configuration."""
-_BY: Final = "by (namespace, pod)"
+ALIASES: Final = {
+    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+    "vllm:inter_token_latency_seconds_sum": "vllm:time_per_output_token_seconds_sum",
+    "vllm:inter_token_latency_seconds_count": "vllm:time_per_output_token_seconds_count",
+}
+"""Names of series by which older engines export them."""
+_REPLICAS: Final = "prometheus, prometheus_replica, replica"
+"""External labels by which the servers of a pair are told apart; no usual target label."""
+PODS: Final = "$pods"
+"""Stands for the label matchers of a rollout's pods."""
+
+
+def _gauge(how: str, name: str) -> str:
+    return _of_pods(how, [f"{each}{{{PODS}}}" for each in _names(name)])
+
+
+def _rate(name: str) -> str:
+    return _of_pods("sum", [f"rate({each}{{{PODS}}}[{WINDOW}])" for each in _names(name)])
+
+
+def _of_pods(how: str, either: list[str]) -> str:
+    # Joined by pod, because a pod whose labels changed has two series for a while.
+    return f"{how} by (namespace, pod) (max without ({_REPLICAS}) ({' or '.join(either)}))"
+
+
+def _names(name: str) -> list[str]:
+    return [name, ALIASES[name]] if name in ALIASES else [name]
+
+
 QUERIES: Final = {
-    "running": f"sum {_BY} (vllm:num_requests_running{{%s}})",
-    "waiting": f"sum {_BY} (vllm:num_requests_waiting{{%s}})",
-    "kv_usage": f"max {_BY} (vllm:kv_cache_usage_perc{{%s}} or vllm:gpu_cache_usage_perc{{%s}})",
-    "generation_tokens_per_second": f"sum {_BY} (rate(vllm:generation_tokens_total{{%s}}[{WINDOW}]))",
-    "prompt_tokens_per_second": f"sum {_BY} (rate(vllm:prompt_tokens_total{{%s}}[{WINDOW}]))",
+    "running": _gauge("sum", "vllm:num_requests_running"),
+    "waiting": _gauge("sum", "vllm:num_requests_waiting"),
+    "kv_usage": _gauge("max", "vllm:kv_cache_usage_perc"),
+    "generation_tokens_per_second": _rate("vllm:generation_tokens_total"),
+    "prompt_tokens_per_second": _rate("vllm:prompt_tokens_total"),
     "inter_token_seconds": (
-        f"sum {_BY} (rate(vllm:inter_token_latency_seconds_sum{{%s}}[{WINDOW}]))"
-        f" / sum {_BY} (rate(vllm:inter_token_latency_seconds_count{{%s}}[{WINDOW}]))"
+        f"{_rate('vllm:inter_token_latency_seconds_sum')} / {_rate('vllm:inter_token_latency_seconds_count')}"
     ),
 }
-"""PromQL by field of `WorkerMetrics`. Summed by pod, because a pod whose labels changed has two series for a while."""
-_NEWEST: Final = f"max {_BY} (timestamp(vllm:num_requests_running{{%s}}))"
+"""PromQL by field of `WorkerMetrics`."""
+SAMPLED_AT: Final = f"max by (namespace, pod) (timestamp(vllm:num_requests_running{{{PODS}}}))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +74,52 @@ class PrometheusClient:
     """See `ports.Prometheus`."""
 
     http: HttpJson
+    _contexts: dict[str, tuple[int, ssl.SSLContext]] = field(default_factory=dict)
+    """By file of certificates: when it was changed, and what it holds."""
 
     async def engines(self, rollout: RolloutKey, spec: PrometheusSpec) -> EngineSamples:
         """All queries at once; one that fails makes the whole read fail."""
-        selector = f'pod=~"{rollout.name}-w[0-9]+-[0-9]+|.+-borrower-[0-9]+"'
-        token = await _token(spec.bearer_token_file)
-        expressions = [*QUERIES.values(), _NEWEST]
+        pods = f'pod=~"{rollout.name}-w[0-9]+-[0-9]+|.+-borrower-[0-9]+"'
+        how: dict[str, Any] = {
+            "token": await _token(spec.bearer_token_file),
+            "headers": spec.headers,
+            "context": await self._context(spec.ca_file),
+        }
+        asked = expressions(spec.queries)
         answers = await asyncio.gather(
-            *(self._query(spec.url, expression.replace("%s", selector), token) for expression in expressions)
+            *(self._query(spec.url, expression.replace(PODS, pods), **how) for expression in asked.values())
         )
-        *series, newest = answers
-        pods = set().union(*series)
+        series = dict(zip(asked, answers, strict=True))
+        sampled_at = series.pop("sampled_at")
+        known = sorted(set().union(*series.values()))
         return EngineSamples(
-            by_pod={
-                pod: WorkerMetrics(**{name: found.get(pod) for name, found in zip(QUERIES, series, strict=True)})
-                for pod in sorted(pods)
-            },
-            newest_at=max(newest.values(), default=None),
+            by_pod={pod: WorkerMetrics(**{name: found.get(pod) for name, found in series.items()}) for pod in known},
+            sampled_at=sampled_at,
         )
 
-    async def _query(self, base: str, expression: str, token: str | None) -> dict[str, float]:
+    async def _query(self, base: str, expression: str, **how: Any) -> dict[str, float]:
         """Value by `namespace/pod`."""
         url = base.rstrip("/") + "/api/v1/query"
-        raw = await self.http.call("GET", url, token=token, params={"query": expression})
-        return by_pod(raw)
+        return by_pod(await self.http.call("GET", url, params={"query": expression}, **how))
+
+    async def _context(self, path: str | None) -> ssl.SSLContext | None:
+        if path is None:
+            return None
+        try:
+            changed = (await asyncio.to_thread(Path(path).stat)).st_mtime_ns
+            known = self._contexts.get(path)
+            if known is None or known[0] != changed:
+                known = changed, await asyncio.to_thread(ssl.create_default_context, cafile=path)
+                self._contexts[path] = known
+        except (OSError, ssl.SSLError) as error:
+            raise Unavailable(f"metrics.prometheus.caFile {path!r} cannot be read: {error}") from error
+        return known[1]
+
+
+def expressions(own: EngineQueries) -> dict[str, str]:
+    """PromQL by field of `WorkerMetrics`, and of `sampled_at`; the user's own where there are some."""
+    usual = {**QUERIES, "sampled_at": SAMPLED_AT}
+    return {name: getattr(own, name) or expression for name, expression in usual.items()}
 
 
 def by_pod(raw: bytes) -> dict[str, float]:
@@ -85,7 +136,7 @@ def by_pod(raw: bytes) -> dict[str, float]:
     values: dict[str, float] = {}
     for pod, value in samples:
         if pod and math.isfinite(value):
-            values[pod] = values.get(pod, 0.0) + value
+            values[pod] = max(values.get(pod, value), value)
     return values
 
 

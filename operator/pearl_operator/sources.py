@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pearl_api.loan import LoanPhase
-from pearl_api.names import Activity, Zone
+from pearl_api.names import COMPONENT_WORKER, Activity, Zone
+from pearl_operator.coverage import Agreement, Coverage, ScrapeTimes, quorum_age
 from pearl_operator.errors import OperatorError
+from pearl_operator.ports import EngineSamples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from pearl_api.wire.gateway import GatewayStats
     from pearl_api.wire.worker import WorkerState
     from pearl_operator.facts import LoanFact, PodFact
-    from pearl_operator.ports import Agents, Clock, EngineSamples, Gateway, Prometheus, RolloutKey
+    from pearl_operator.ports import Agents, Clock, Gateway, Prometheus, RolloutKey
 
 _PROMETHEUS_EVERY_SECONDS: Final = 5.0
 _MAX_SCRAPES: Final = 64
@@ -41,7 +43,14 @@ class Samples:
     stats_age: float | None = None
     gateway_error: str | None = None
     engines: EngineSamples | None = None
+    """Only of pods that live and were there when the sample was taken."""
     engines_age: float | None = None
+    """That at least half of the serving workers' samples have at most."""
+    coverage: Coverage = field(default_factory=Coverage)
+    scrape_seconds: float | None = None
+    """Between two scrapes; None = not learned yet."""
+    disagreement: str | None = None
+    """What gateway and engines tell differently, if they do."""
     prometheus_error: str | None = None
     agents: dict[str, WorkerState] = field(default_factory=dict)
     """By pod UID, of pods in transition only."""
@@ -75,6 +84,8 @@ class Sources:
     _engines: EngineSamples | None = None
     _prometheus_error: str | None = None
     _prometheus_asked_at: float | None = None
+    _scrapes: ScrapeTimes = field(default_factory=ScrapeTimes)
+    _agreement: Agreement = field(default_factory=Agreement)
     _told: dict[str, _Told] = field(default_factory=dict)
     """By pod UID."""
 
@@ -82,15 +93,21 @@ class Sources:
         self, pods: Iterable[PodFact], loans: Iterable[LoanFact], prometheus: PrometheusSpec | None
     ) -> Samples:
         """Asks all sources at once."""
+        pods = tuple(pods)
         _, _, agents = await asyncio.gather(
             self._read_gateway(), self._read_prometheus(prometheus), self._read_agents(pods, loans)
         )
+        engines, ages = self._engines_of(pods), self._ages(pods)
+        self._compare(pods, engines)
         return Samples(
             stats=self._stats,
             stats_age=None if self._stats_at is None else self.clock.monotonic() - self._stats_at,
             gateway_error=self._gateway_error,
-            engines=self._engines,
-            engines_age=self._engines_age(),
+            engines=engines,
+            engines_age=quorum_age(ages),
+            coverage=Coverage(sum(age is not None for age in ages), len(ages)),
+            scrape_seconds=self._scrapes.seconds,
+            disagreement=self._agreement.problem,
             prometheus_error=self._prometheus_error,
             agents=agents,
         )
@@ -100,9 +117,33 @@ class Sources:
         stats = await self.gateway.stats(self.rollout)
         return next((each.in_flight for each in stats.workers if each.uid == uid), None)
 
-    def _engines_age(self) -> float | None:
-        newest = self._engines.newest_at if self._engines is not None else None
-        return None if newest is None else max(self.clock.now() - newest, 0.0)
+    def _engines_of(self, pods: Iterable[PodFact]) -> EngineSamples | None:
+        """Without series of the dead, of strangers, and of a former pod of the same name."""
+        found = self._engines
+        if found is None:
+            return None
+        sampled_at = {_name(pod): at for pod in pods if (at := found.sampled_at.get(_name(pod))) is not None}
+        created = {_name(pod): pod.created for pod in pods if pod.created is not None}
+        own = {name: at for name, at in sampled_at.items() if at >= created.get(name, at)}
+        return EngineSamples({name: found.by_pod[name] for name in own if name in found.by_pod}, own)
+
+    def _ages(self, pods: Iterable[PodFact]) -> list[float | None]:
+        """Of the newest sample of each serving worker."""
+        engines = self._engines_of(serving := [pod for pod in pods if _serves(pod)])
+        times = [engines.sampled_at.get(_name(pod)) if engines is not None else None for pod in serving]
+        return [None if at is None else max(self.clock.now() - at, 0.0) for at in times]
+
+    def _compare(self, pods: Iterable[PodFact], engines: EngineSamples | None) -> None:
+        sent = {one.uid: one.in_flight for one in self._stats.workers} if self._stats is not None else {}
+        told = engines.by_pod if engines is not None else {}
+        both = [
+            (metrics.running + (metrics.waiting or 0.0), float(sent[pod.address.uid]))
+            for pod in pods
+            if pod.address.uid in sent and (metrics := told.get(_name(pod))) is not None and metrics.running is not None
+        ]
+        known = bool(both) and self._gateway_error is None and self._prometheus_error is None
+        sums = [sum(side) for side in zip(*both, strict=True)] if known else [None, None]
+        self._agreement.note(self.clock.monotonic(), *sums)
 
     async def _read_gateway(self) -> None:
         try:
@@ -115,7 +156,7 @@ class Sources:
 
     async def _read_prometheus(self, spec: PrometheusSpec | None) -> None:
         if spec is None:
-            self._engines, self._prometheus_error = None, None
+            self._engines, self._prometheus_error, self._prometheus_asked_at = None, None, None
             return
         now = self.clock.monotonic()
         asked = self._prometheus_asked_at
@@ -128,6 +169,7 @@ class Sources:
             self._prometheus_error = str(error)
         else:
             self._prometheus_error = None
+            self._scrapes.note(self._engines.sampled_at)
 
     async def _read_agents(self, pods: Iterable[PodFact], loans: Iterable[LoanFact]) -> dict[str, WorkerState]:
         """By pod UID; missing = unknown, and the pod's own conditions decide."""
@@ -159,6 +201,15 @@ class Sources:
         except OperatorError:
             state = None
         return pod.address.uid, _Told(self.clock.monotonic(), versions, state)
+
+
+def _name(pod: PodFact) -> str:
+    """As series are found by."""
+    return f"{pod.address.namespace}/{pod.address.name}"
+
+
+def _serves(pod: PodFact) -> bool:
+    return pod.component == COMPONENT_WORKER and pod.ready and not pod.deleting and pod.activity == Activity.ACTIVE
 
 
 def _versions(pod: PodFact, loan: LoanFact | None) -> Versions | None:

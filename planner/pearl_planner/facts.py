@@ -203,9 +203,10 @@ def missing_data(snapshot: Snapshot, policy: Policy) -> tuple[Reason, str] | Non
     if seen.gateway_age_seconds > limit:
         return Reason.STALE_DATA, f"the gateway's statistics are {seen.gateway_age_seconds:.0f} s old"
     if seen.prometheus_expected and seen.prometheus_age_seconds is None:
-        return Reason.NO_DATA, "Prometheus has no engine series"
-    if seen.prometheus_expected and (seen.prometheus_age_seconds or 0.0) > limit:
-        return Reason.STALE_DATA, f"the newest engine sample in Prometheus is {seen.prometheus_age_seconds:.0f} s old"
+        return Reason.NO_DATA, "Prometheus has engine series of fewer than half of the workers"
+    engines_limit = known(policy.engines_stale_after_seconds, low=0.001) or limit
+    if seen.prometheus_expected and (seen.prometheus_age_seconds or 0.0) > engines_limit:
+        return Reason.STALE_DATA, f"the engine samples in Prometheus are {seen.prometheus_age_seconds:.0f} s old"
     if snapshot.profile is None or snapshot.profile.effective_turns < MIN_TURNS:
         turns = 0 if snapshot.profile is None else snapshot.profile.turns
         return Reason.NO_DATA, f"{turns} turns measured, {MIN_TURNS:.0f} needed"

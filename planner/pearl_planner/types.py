@@ -374,6 +374,8 @@ class Policy:
     drain_seconds: float = 60.0
     start_seconds: float = 600.0
     stale_after_seconds: float = 30.0
+    engines_stale_after_seconds: float | None = None
+    """The same of engine samples, where it must be longer than that (two scrapes); None = the same."""
     advisory: bool = False
     hold: bool = False
     suspend: bool = False

@@ -258,8 +258,10 @@ class DataPlane:
         uids = {pod.uid: uid for uid, pod in self._pods.items()}
         pods = {one["metadata"]["uid"]: one["metadata"] for one in self.kube.of(kinds.POD)}
         found = {uids[key]: metrics for key, metrics in by_name.items() if key in uids}
-        samples = {f"rl/{pods[uid]['name']}": metrics for uid, metrics in found.items() if uid in pods}
-        return EngineSamples(samples, self.kube.clock.now() if self.world.pods.engines() else None)
+        named = {uid: f"rl/{meta['name']}" for uid, meta in pods.items()}
+        samples = {named[uid]: metrics for uid, metrics in found.items() if uid in named}
+        scraped = [named[uid] for uid, pod in self._pods.items() if pod.engine and uid in named]
+        return EngineSamples(samples, dict.fromkeys(scraped, self.kube.clock.now()))
 
 
 @dataclass

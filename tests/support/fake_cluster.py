@@ -472,7 +472,7 @@ class FakeGateway:
 
 @dataclass
 class FakePrometheus:
-    samples: EngineSamples = field(default_factory=lambda: EngineSamples({}, None))
+    samples: EngineSamples = field(default_factory=lambda: EngineSamples({}, {}))
     down: bool = False
 
     async def engines(self, rollout: RolloutKey, spec: PrometheusSpec) -> EngineSamples:

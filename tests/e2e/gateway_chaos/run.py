@@ -80,7 +80,7 @@ class Result:
     turns: int = 0
     repeats: int = 0
     not_handed_out: int = 0
-    longest_turn_seconds: float = 0.0
+    longest_turn: tuple[float, str] = (0.0, "")
     versions: int = 0
     late_handoffs: int = 0
     gateway: dict[str, Any] = field(default_factory=dict)
@@ -157,7 +157,7 @@ async def _play(scene: Scene, plan: Plan, result: Result, reference: Reference, 
             task.cancel()
         await asyncio.gather(running, teller, return_exceptions=True)
     result.turns, result.repeats, result.not_handed_out = agents.turns, agents.repeats, agents.not_handed_out
-    result.longest_turn_seconds = max(agents.turn_seconds, default=0.0)
+    result.longest_turn = agents.longest
     result.late_handoffs += sum(pod.link.lately for pod in scene.pods)
 
 

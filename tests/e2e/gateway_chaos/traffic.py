@@ -106,7 +106,8 @@ class Agents:
         self.turns = self.repeats = self.tokens = 0
         self.not_handed_out = 0
         """Trajectories whose hand-out was on its way to the trainer when the gateway was killed."""
-        self.turn_seconds: list[float] = []
+        self.longest: tuple[float, str] = (0.0, "")
+        """Seconds of the longest turn, and which one it was."""
 
     def stop(self) -> None:
         """No new trajectories."""
@@ -203,7 +204,8 @@ class Agents:
         self.turns += 1
         self.repeats += given.repeats
         self.tokens += len(given.token_ids)
-        self.turn_seconds.append(time.monotonic() - began)
+        about = f"{name} turn {given.number}, ended {time.strftime('%H:%M:%S')}, {given.repeats} repeats"
+        self.longest = max(self.longest, (time.monotonic() - began, about))
 
     async def _try(self, body: Any, headers: dict[str, str], given: Given, patience: float) -> bool:
         """Whether the whole answer came."""

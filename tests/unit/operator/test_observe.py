@@ -173,7 +173,7 @@ def test_what_nobody_measured_is_unknown() -> None:
 def test_series_of_the_dead_and_of_strangers_are_left_out() -> None:
     mine, other = WorkerMetrics(running=2.0), WorkerMetrics(running=9.0)
     by_pod = {"rl/swe-w1-4": mine, "rl/swe-w1-3": other, "elsewhere/swe-w1-4": other}
-    seen = snapshot(ready_pod(), Samples(engines=EngineSamples(by_pod, NOW), engines_age=0.0))
+    seen = snapshot(ready_pod(), Samples(engines=EngineSamples(by_pod, dict.fromkeys(by_pod, NOW)), engines_age=0.0))
     assert seen.measurements.engines == {"uid-1": mine}
 
 

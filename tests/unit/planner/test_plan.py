@@ -175,7 +175,7 @@ def test_a_worker_loses_no_more_than_its_kv_cache_holds(capacity: int | None, re
     [
         (Measurements(), Reason.NO_DATA, "never read"),
         (Measurements(gateway_age_seconds=31.0), Reason.STALE_DATA, "31 s old"),
-        (replace(FRESH, prometheus_expected=True), Reason.NO_DATA, "Prometheus has no engine series"),
+        (replace(FRESH, prometheus_expected=True), Reason.NO_DATA, "fewer than half of the workers"),
         (replace(FRESH, prometheus_expected=True, prometheus_age_seconds=90.0), Reason.STALE_DATA, "90 s old"),
         (replace(FRESH, live_trajectories=0), Reason.IDLE, "no trajectory"),
     ],
@@ -188,6 +188,15 @@ def test_without_fresh_measurements_nothing_optional_changes(
     result = fleet.look()
     assert (result.reason, result.actions, result.shape) == (reason, (), Shape(0, 1, 2))
     assert says in result.message
+
+
+def test_engine_samples_may_be_as_old_as_two_scrapes() -> None:
+    fleet = started(SPLIT)
+    fleet.measurements = replace(FRESH, prometheus_expected=True, prometheus_age_seconds=90.0)
+    fleet.profile = turns(600, 16)
+    assert fleet.look().reason is Reason.STALE_DATA
+    fleet.policy = replace(fleet.policy, engines_stale_after_seconds=120.0)
+    assert fleet.look().reason is Reason.APPLIED
 
 
 def test_without_measurements_a_dead_pod_is_replaced_all_the_same() -> None:
