@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway_chaos import real, report
-from gateway_chaos.events import WEIGHTS, Kind
+from gateway_chaos.events import REAL_WEIGHTS, WEIGHTS, Kind
 from gateway_chaos.play import Pace
 from gateway_chaos.reference import EmulatedReference
 from gateway_chaos.run import ACTS, Act, Plan, Result, play_act
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EVENTS, REAL_EVENTS = 10_000, 1_000
 LEASE_SECONDS, REAL_LEASE_SECONDS = 1.0, 5.0
 REAL_SHAPE = Shape(6, most_turns=4, prompt_tokens=(20, 200), answer_tokens=(40, 200), tool_seconds=0.3, stop_share=0.0)
-REAL_PACE = Pace(away=3.0, reclaim=10.0, partition=5.0, stall=6.0, least_ready=2)
+REAL_PACE = Pace(away=1.5, reclaim=10.0, partition=2.0, stall=6.0, least_ready=2)
 
 
 def main() -> int:
@@ -52,7 +52,8 @@ def main() -> int:
 async def play(options: argparse.Namespace, seed: str, folder: Path) -> list[Result]:
     """All acts."""
     acts = [one for one in ACTS if any(words in one.name for words in options.acts or [""])]
-    kinds = {kind: WEIGHTS[kind] for kind in Kind if any(words in kind for words in options.only or [""])}
+    weights = REAL_WEIGHTS if options.real else WEIGHTS
+    kinds = {kind: weights[kind] for kind in Kind if any(words in kind for words in options.only or [""])}
     shape, pace = (REAL_SHAPE, REAL_PACE) if options.real else (Shape(options.trajectories), Pace())
     plan = Plan(
         seed=seed,

@@ -49,6 +49,8 @@ WEIGHTS = {
     Kind.GATEWAY_RESTART: 0.2,
 }
 """How often each is drawn, compared with the others."""
+REAL_WEIGHTS = {**WEIGHTS, Kind.KILL: 4, Kind.REPLACE: 1, Kind.SLEEP: 1.5}
+"""The same with real engines, whose start takes half a minute of a core: fewer of them die, more happens."""
 
 
 @dataclass(frozen=True, slots=True)

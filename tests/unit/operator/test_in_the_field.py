@@ -146,3 +146,36 @@ async def test_a_restart_without_any_measurement_changes_nothing(world: World) -
     assert [write for write in world.kube.writes[seen:] if " Pod " in write] == []
     assert world.status["target"] == target
     await world.stop()
+
+
+GATED = {
+    "phase": "Pending",
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "SchedulingGated",
+            "message": "Scheduling is blocked due to non-empty scheduling gates",
+        }
+    ],
+}
+
+
+async def test_a_worker_that_a_queue_evicts_waits_in_it_and_the_others_serve_on(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    admitted: list[str] = []
+    give_new_pods(world, lambda pod: None if pod["metadata"]["name"] in admitted else GATED)
+    made = count(world, "create", "Pod")
+    world.kube.remove(kinds.POD, "swe-w1-0", "rl")
+    await world.until(lambda: world.condition("CapacityAvailable") == ("False", "SchedulingGated"))
+    await world.rest(3600)
+    assert count(world, "create", "Pod") == made + 1, "made again once, however long it waits"
+    assert world.condition("CapacityAvailable") == ("False", "SchedulingGated")
+    assert set(world.pods) == {"swe-w0-0", "swe-w1-1", "swe-w2-0"}
+
+    admitted.append("swe-w1-2")
+    world.kube.remove(kinds.POD, "swe-w1-1", "rl")  # evicted once more, and admitted
+    await world.until(world.is_ready)
+    await world.stop()
