@@ -242,6 +242,10 @@ class Sessions:
     async def reading(self, turn: Turn) -> AsyncIterator[Turn]:
         """Keep a turn running while the block runs; when its last reader leaves, the engine stops at once."""
         turn.readers += 1
+        trajectory = self.live.get(turn.trajectory)
+        if trajectory is not None and not turn.settled:
+            # The reader before may have left, and stopped it, since this one asked for it.
+            self._start(trajectory, turn)
         try:
             yield turn
         finally:

@@ -410,6 +410,23 @@ async def test_client_that_comes_back_while_its_turn_is_being_stopped_gets_the_a
     assert trajectory.turns_done == 1
 
 
+async def test_client_that_comes_back_just_before_its_former_self_is_seen_to_leave_gets_the_answer(
+    bench: Bench,
+) -> None:
+    engine = await bench.engine(stall_after=2)
+    left = asyncio.create_task(bench.generate([8], 5, turn=0))
+    await bench.until(lambda: bench.received("t1") == 2)
+    sessions = bench.gateway.sessions
+    trajectory = sessions.live["t1"]
+    turn = trajectory.turns[0]
+    sessions._start(trajectory, turn)  # the repeat: it runs already, and nobody reads yet
+    left.cancel()
+    await bench.until(lambda: not turn.running)
+    engine.stall_after = None
+    async with asyncio.timeout(3):
+        assert (await sessions.answer(turn)).token_ids == bench.continuation([8], 5)
+
+
 BOUND = {"structured_outputs": {"choice": ["yes", "no"]}}
 
 
