@@ -25,6 +25,7 @@ from pearl_operator.sources import Samples
 from pearl_operator.status_codec import target_from_status, target_to_status
 from pearl_planner.types import (
     Activity,
+    Batch,
     Measurements,
     Memory,
     Plan,
@@ -317,6 +318,52 @@ def test_a_worker_that_crashes_in_a_loop_is_told_and_the_rollout_is_not_ready() 
     degraded = next(each for each in conditions(look, []) if each.type is ConditionType.DEGRADED)
     assert (degraded.status, degraded.reason.value) == ("True", "WorkerFailed")
     assert degraded.message.startswith("swe-w1-0: CrashLoopBackOff")
+
+
+def series_of(metrics: Metrics, name: str) -> dict[str, float]:
+    """Value by labels, those of the rollout left out; only what is not 0."""
+    found = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", generate_latest(metrics.registry).decode(), re.MULTILINE)
+    told = {re.sub(r'rollout(_namespace)?="\w+",?', "", labels).rstrip(","): float(value) for labels, value in found}
+    return {labels: value for labels, value in told.items() if value}
+
+
+def test_what_is_wanted_decided_and_predicted_is_told_beside_what_is() -> None:
+    metrics = Metrics()
+    other = Prediction(Shape(0, 1, 1), 9.0, 99.0, 0.0, feasible=True)
+    look = look_of(finalists=(other, Prediction(Shape(colocated=2), 3.5, 40.0, 0.0, feasible=True)))
+    batch = Batch(
+        7, groups=4, group_size=8, need_groups=4, complete_groups=1, started=20, finished=9, elapsed_seconds=60.0
+    )
+    look = replace(look, snapshot=replace(look.snapshot, batch=batch))
+    metrics.looked(look, 0.1)
+    metrics.looked(look, 0.1)
+    assert series_of(metrics, "pearl_workers_wanted") == {'role="colocated",zone="reserved"': 2}
+    assert series_of(metrics, "pearl_decisions_total") == {'reason="WithinDeadband"': 2}
+    assert series_of(metrics, "pearl_predicted_turns_per_second") == {"": 3.5}
+    assert series_of(metrics, "pearl_predicted_rest_seconds") == {"": 40}
+    assert series_of(metrics, "pearl_batch_open_seconds") == {"": 60}
+    expected = {'state="wanted"': 32.0, 'state="started"': 20.0, 'state="finished"': 9.0}
+    assert series_of(metrics, "pearl_batch_trajectories") == expected
+    assert series_of(metrics, "pearl_reclaim_deadline_seconds") == {"": 10}
+
+    metrics.looked(look_of(), 0.1)  # nothing is predicted, and no batch is open
+    for gone in ("predicted_turns_per_second", "predicted_rest_seconds", "batch_open_seconds", "batch_trajectories"):
+        assert series_of(metrics, f"pearl_{gone}") == {}
+    moved = look_of((worker(0, role=Role.DECODE),))
+    metrics.looked(replace(moved, plan=replace(moved.plan, target=target(1, Role.DECODE))), 0.1)
+    assert series_of(metrics, "pearl_workers_wanted") == {'role="decode",zone="reserved"': 1}
+    assert series_of(metrics, "pearl_workers") == {'role="decode",state="ready",zone="reserved"': 1}
+    metrics.forget(KEY)
+    assert "swe" not in generate_latest(metrics.registry).decode()
+
+
+def test_the_reason_of_each_condition_is_told_while_it_lasts() -> None:
+    metrics = Metrics()
+    waiting = pod(1, running=False, phase="Pending", unschedulable="0/3 nodes: 3 Insufficient nvidia.com/gpu")
+    for pods, reason in (((pod(0), waiting), "NoGpus"), ((pod(0), pod(1)), "Sufficient")):
+        metrics.reported(KEY, conditions(look_of(pods=pods), []))
+        told = [labels for labels in series_of(metrics, "pearl_condition_reason") if "CapacityAvailable" in labels]
+        assert told == [f'reason="{reason}",type="CapacityAvailable"']
 
 
 def test_what_was_forgotten_about_a_table_is_no_series_any_more() -> None:
