@@ -5,12 +5,16 @@ import sys
 from pathlib import Path, PurePosixPath
 
 from pearl_api.cli import check, write
+from pearl_dev.monitoring import dashboard
 from pearl_dev.monitoring.reference import page
 
 
 def files() -> dict[PurePosixPath, str]:
     """Path in the repository → present text."""
-    return {PurePosixPath("docs/reference/metrics.md"): page()}
+    return {
+        PurePosixPath("docs/reference/metrics.md"): page(),
+        PurePosixPath("charts/pearl/files/dashboard.json"): dashboard.text(),
+    }
 
 
 def main() -> int:
