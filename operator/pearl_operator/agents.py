@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pearl_api import names, tokens
 from pearl_api.wire.worker import ActivityRequest, GrantRequest, LoanState, WorkerState
+from pearl_operator.calls import Receiver
 from pearl_operator.errors import Unavailable
 from pearl_operator.http_json import HttpJson, parse
 
@@ -45,7 +46,7 @@ class AgentClient:
         if base is None:
             raise Unavailable(f"pod {pod.namespace}/{pod.name} has no address yet")
         token = tokens.of_borrower(tokens.derive(await self._keys.root_key(rollout), "agent"), pod.lender)
-        return await self._http.call(method, base + path, token=token, body=body)
+        return await self._http.call(Receiver.AGENT, method, base + path, token=token, body=body)
 
     async def state(self, rollout: RolloutKey, pod: PodAddress) -> WorkerState:
         """What the agent observes."""

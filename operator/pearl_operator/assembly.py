@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from pearl_operator.agents import AgentClient, ClusterResolver
+from pearl_operator.calls import Calls
 from pearl_operator.clock import SystemClock
 from pearl_operator.core import Ports, assemble_core
 from pearl_operator.fence import FencedKube
@@ -50,12 +51,13 @@ class Operator:
 async def assemble(settings: Settings, stack: AsyncExitStack) -> Operator:
     """The whole process over a real cluster; `stack` closes its connections."""
     clock = SystemClock()
+    calls = Calls(clock)
     api = await stack.enter_async_context(await load_client())
     session = await stack.enter_async_context(aiohttp.ClientSession())
-    raw = KubeClient(api, timeout_seconds=settings.call_timeout_seconds)
+    raw = KubeClient(api, calls, timeout_seconds=settings.call_timeout_seconds)
     lease = Lease(raw, clock, settings.namespace, settings.lease_name, settings.identity, settings.lease_seconds)
     kube = FencedKube(raw, lease, settings.call_timeout_seconds)
-    http, keys, resolver = HttpJson(session, _HTTP_SECONDS), SecretKeys(kube), ClusterResolver()
+    http, keys, resolver = HttpJson(session, _HTTP_SECONDS, calls), SecretKeys(kube), ClusterResolver()
     agents = AgentClient(http, keys, resolver)
     ports = Ports(
         kube=kube,
@@ -71,7 +73,8 @@ async def assemble(settings: Settings, stack: AsyncExitStack) -> Operator:
         kube=kube, index=index, agents=agents, keys=keys, clock=clock, resolver=resolver, settings=settings
     )
     core = assemble_core(ports, index, loans, settings)
-    core.metrics.registry.register(loans.metrics)
+    for registry in (loans.metrics, calls.registry):
+        core.metrics.registry.register(registry)
     resync = Resync(kube, core.index, clock, settings)
     health = Health(clock, core.index, core.supervisor, lease, resync)
     app = build_app(WebParts(health, core.metrics, core.ring, settings.namespace, loans.router()))

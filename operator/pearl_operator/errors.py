@@ -15,6 +15,11 @@ The adapters raise them; the loop of a rollout waits and looks again.
 from __future__ import annotations
 
 
+def described(error: BaseException) -> str:
+    """Kind and text of an error; some have no text."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 class OperatorError(Exception):
     """Base of every error that a port raises."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pearl_api import tokens
 from pearl_api.wire.gateway import GatewayStats
+from pearl_operator.calls import Receiver
 from pearl_operator.http_json import HttpJson, parse
 
 if TYPE_CHECKING:
@@ -24,4 +25,5 @@ class GatewayClient:
         """One merged read of all gateway processes."""
         token = tokens.derive(await self._keys.root_key(rollout), "gateway")
         url = f"{self._resolver.gateway(rollout)}/v1/stats"
-        return parse(GatewayStats, await self._http.call("GET", url, token=token), f"statistics of {rollout}")
+        raw = await self._http.call(Receiver.GATEWAY, "GET", url, token=token)
+        return parse(GatewayStats, raw, f"statistics of {rollout}")

@@ -10,11 +10,13 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from pearl_api.wire.worker import Problem
-from pearl_operator.errors import Refused, Unavailable
+from pearl_operator.errors import Refused, Unavailable, described
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
+
+    from pearl_operator.calls import Calls, Receiver
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -27,9 +29,11 @@ class HttpJson:
 
     session: aiohttp.ClientSession
     timeout_seconds: float
+    calls: Calls
 
     async def call(  # noqa: PLR0913 - by name
         self,
+        to: Receiver,
         method: str,
         url: str,
         *,
@@ -53,18 +57,19 @@ class HttpJson:
             sent["Content-Type"] = "application/json"
             data = body.model_dump_json(by_alias=True)
         try:
-            async with self.session.request(
-                method,
-                url,
-                headers=sent,
-                ssl=context if context is not None else True,
-                data=data,
-                params=params,
-                timeout=aiohttp.ClientTimeout(total=self.timeout_seconds),
-                allow_redirects=False,  # a token must not follow one
-            ) as answer:
-                raw = await _whole(answer)
-                status = answer.status
+            with self.calls.told(to, method, url) as told:
+                async with self.session.request(
+                    method,
+                    url,
+                    headers=sent,
+                    ssl=context if context is not None else True,
+                    data=data,
+                    params=params,
+                    timeout=aiohttp.ClientTimeout(total=self.timeout_seconds),
+                    allow_redirects=False,  # a token must not follow one
+                ) as answer:
+                    raw, status = await _whole(answer), answer.status
+                told.answer = str(status)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{method} {url}: no answer ({described(error)})") from error
         if status in range(200, 300):
@@ -84,11 +89,6 @@ async def _whole(answer: aiohttp.ClientResponse) -> bytes:
         if len(raw) > _MAX_ANSWER_BYTES:
             raise aiohttp.ClientPayloadError(f"the answer is longer than {_MAX_ANSWER_BYTES} bytes")
     return bytes(raw)
-
-
-def described(error: Exception) -> str:
-    """Kind and text of an error; some have no text."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _said(raw: bytes) -> str | None:

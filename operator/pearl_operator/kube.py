@@ -10,12 +10,13 @@ import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
-from pearl_operator.errors import AlreadyExists, Conflict, NotFound, OperatorError, Refused, Unavailable
-from pearl_operator.http_json import described
+from pearl_operator.calls import Receiver
+from pearl_operator.errors import AlreadyExists, Conflict, NotFound, OperatorError, Refused, Unavailable, described
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pearl_operator.calls import Calls
     from pearl_operator.kinds import Kind
     from pearl_operator.ports import Object
 
@@ -65,8 +66,9 @@ def error_from(status: int, body: Mapping[str, Any], what: str, retry_after: str
 class KubeClient:
     """See `ports.Kube`."""
 
-    def __init__(self, api: client.ApiClient, *, timeout_seconds: float) -> None:
+    def __init__(self, api: client.ApiClient, calls: Calls, *, timeout_seconds: float) -> None:
         self._api = api
+        self._calls = calls
         self._timeout = timeout_seconds
 
     async def _call(
@@ -88,8 +90,10 @@ class KubeClient:
             auth_settings=["BearerToken"],
         )
         try:
-            answer = await self._api.call_api(*request, _request_timeout=self._timeout)
-            raw: bytes = await answer.read()  # type: ignore[no-untyped-call]
+            with self._calls.told(Receiver.API_SERVER, method, path) as told:
+                answer = await self._api.call_api(*request, _request_timeout=self._timeout)
+                raw: bytes = await answer.read()  # type: ignore[no-untyped-call]
+                told.answer = str(answer.status)
         except (TimeoutError, aiohttp.ClientError, OSError, ApiException) as error:
             raise Unavailable(f"{what}: no answer from the API server ({described(error)})") from error
         parsed = _parse(raw)

@@ -28,10 +28,15 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(level: int = logging.INFO) -> None:
+def configure() -> None:
     """Sends all logging to stderr as JSON lines; called once, by `main`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for talkative in ("kopf", "uvicorn"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
+
+
+def set_level(name: str) -> None:
+    """Of the operator's own lines; at `debug` libraries would log bodies, Secrets among them."""
+    logging.getLogger("pearl").setLevel(name.upper())

@@ -36,6 +36,7 @@ def main() -> None:
     except ValueError as error:
         log.error("setting is wrong", extra={"error": str(error)})  # noqa: TRY400 - a sentence, not a traceback
         sys.exit(2)
+    logs.set_level(chosen.log_level)
     sys.exit(asyncio.run(serve(chosen)))
 
 

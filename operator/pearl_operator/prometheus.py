@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pearl_operator.calls import Receiver
 from pearl_operator.errors import Unavailable
 from pearl_operator.ports import EngineSamples
 from pearl_planner.types import WorkerMetrics
@@ -100,7 +101,7 @@ class PrometheusClient:
     async def _query(self, base: str, expression: str, **how: Any) -> dict[str, float]:
         """Value by `namespace/pod`."""
         url = base.rstrip("/") + "/api/v1/query"
-        return by_pod(await self.http.call("GET", url, params={"query": expression}, **how))
+        return by_pod(await self.http.call(Receiver.PROMETHEUS, "GET", url, params={"query": expression}, **how))
 
     async def _context(self, path: str | None) -> ssl.SSLContext | None:
         if path is None:

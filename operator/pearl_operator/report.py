@@ -25,8 +25,7 @@ from pearl_api.rollout import (
 from pearl_operator import kinds
 from pearl_operator.clock import to_rfc3339
 from pearl_operator.conditions import Verdict, conditions, shortened, stamped, unreadable
-from pearl_operator.errors import Conflict, OperatorError
-from pearl_operator.http_json import described
+from pearl_operator.errors import Conflict, OperatorError, described
 from pearl_operator.look import serves
 from pearl_operator.status_codec import target_to_status
 from pearl_planner.serialize import dumps

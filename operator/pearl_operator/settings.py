@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
+_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ class Settings:
     """`PEARL_LOOK_SECONDS`: longest pause between two looks at a rollout."""
     node_notices: tuple[Sign, ...] = SIGNS
     """`PEARL_NODE_NOTICES`: JSON list of further signs that a node will end (`notices.Sign`)."""
+    log_level: str = "info"
+    """`PEARL_LOG_LEVEL`: debug, info, warning or error; debug tells of every call to others."""
     debug_ring: int = 50
     """`PEARL_DEBUG_RING`: decisions that `/debug/snapshot` remembers per rollout."""
 
@@ -95,6 +98,13 @@ def _boolean(env: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text in _TRUE if text else default
 
 
+def _one_of(env: Mapping[str, str], name: str, choices: tuple[str, ...], *, default: str) -> str:
+    text = env.get(name, "").strip().lower() or default
+    if text not in choices:
+        raise ValueError(f"{name} is {text!r}: set it to {', '.join(choices[:-1])} or {choices[-1]}")
+    return text
+
+
 def _signs(env: Mapping[str, str]) -> tuple[Sign, ...]:
     try:
         return signs_with(env.get("PEARL_NODE_NOTICES", "").strip())
@@ -130,5 +140,6 @@ def from_env(env: Mapping[str, str] | None = None) -> Settings:
         call_timeout_seconds=_number(env, "PEARL_CALL_TIMEOUT_SECONDS", 6.0),
         look_seconds=_number(env, "PEARL_LOOK_SECONDS", 2.0),
         node_notices=_signs(env),
+        log_level=_one_of(env, "PEARL_LOG_LEVEL", _LEVELS, default="info"),
         debug_ring=int(_number(env, "PEARL_DEBUG_RING", 50)),
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from pearl_api import names
 from pearl_operator import kinds
+from pearl_operator.calls import Calls
 from pearl_operator.clock import SystemClock
 from pearl_operator.errors import OperatorError, RetryAfter
 from pearl_operator.kube import KubeClient, load_client
@@ -91,7 +92,9 @@ class Uninstall:
 async def _until_done(settings: Settings) -> int:
     clock = SystemClock()
     async with await load_client() as api:
-        uninstall = Uninstall(KubeClient(api, timeout_seconds=settings.call_timeout_seconds), clock, settings)
+        uninstall = Uninstall(
+            KubeClient(api, Calls(clock), timeout_seconds=settings.call_timeout_seconds), clock, settings
+        )
         while True:
             try:
                 return await uninstall.run()

@@ -19,6 +19,7 @@ from pearl_api import names
 from pearl_api.rollout import PearlRolloutSpec
 from pearl_operator import kinds
 from pearl_operator.agents import AgentClient
+from pearl_operator.calls import Calls
 from pearl_operator.clock import SystemClock
 from pearl_operator.core import Ports, assemble_core
 from pearl_operator.http_json import HttpJson
@@ -129,7 +130,7 @@ async def serve(pipe: Connection, sets: int, port: int, agents_port: int) -> Non
     settings = Settings(namespace="pearl", gateway_image="i", trainer_namespaces=("ml",))
     index, resolver, keys = Index(clock=clock), PathResolver(agents_port), Keys()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        agents = AgentClient(HttpJson(session, 2.0), keys, resolver)
+        agents = AgentClient(HttpJson(session, 2.0, Calls(clock)), keys, resolver)
         service = LoanService(
             kube=kube, index=index, agents=agents, keys=keys, clock=clock, resolver=resolver, settings=settings
         )

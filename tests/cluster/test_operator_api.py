@@ -26,6 +26,8 @@ from pearl_api import names
 from pearl_api.rollout import PearlRolloutStatus, WeightsStatus
 from pearl_dev.shell import wait_until
 from pearl_operator import kinds
+from pearl_operator.calls import Calls
+from pearl_operator.clock import SystemClock
 from pearl_operator.kube import KubeClient, load_client
 from pearl_operator.report import to_wire
 
@@ -368,7 +370,7 @@ def test_a_part_of_the_status_may_become_unknown_again(scene: Scene) -> None:
 
     async def write(*statuses: PearlRolloutStatus) -> None:
         async with await load_client(scene.cluster.kubeconfig) as api:
-            kube = KubeClient(api, timeout_seconds=10)
+            kube = KubeClient(api, Calls(SystemClock()), timeout_seconds=10)
             for status in statuses:
                 meta = {"name": "parts", "namespace": scene.namespace}
                 await kube.apply_status(kinds.ROLLOUT, {"metadata": meta, "status": to_wire(status)}, manager="pearl")

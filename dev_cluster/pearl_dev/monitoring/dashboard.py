@@ -354,6 +354,8 @@ def _workers() -> Row:
 
 def _operator() -> Row:
     here = '{namespace="$namespace"}'
+    calls = _by("sum", "to, le", f"rate(pearl_call_seconds_bucket{here}[{_EVERY}])")
+    failed = f'increase(pearl_call_seconds_count{{namespace="$namespace", answer!~"2.."}}[{_EVERY}])'
     refused = f"increase(pearl_loan_calls_refused_total{here}[{_EVERY}])"
     panels = (
         Panel(
@@ -367,6 +369,18 @@ def _operator() -> Row:
             "The operator's own Lease makes one every few seconds.",
             (Query(f"min(pearl_watch_age_seconds{here})", "age"),),
             unit="s",
+        ),
+        Panel(
+            "Duration of calls",
+            "To API server, gateways, worker agents and Prometheus, 95 %.",
+            (Query(f"histogram_quantile(0.95, {calls})", "{{to}}"),),
+            unit="s",
+        ),
+        Panel(
+            "Calls without a good answer",
+            "By receiver and HTTP status, `none` = no answer. 404 and 409 of the API server are usual.",
+            (Query(_by("sum", "to, answer", failed), "{{to}}: {{answer}}"),),
+            draw=Draw.BARS,
         ),
         Panel(
             "Calls of the loan API refused",

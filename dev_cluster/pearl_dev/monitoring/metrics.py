@@ -10,6 +10,8 @@ from pearl_api.wire.gateway import Counters, GatewayStats, LiveStates
 from pearl_api.wire.worker import WorkerPhase, WorkerState
 from pearl_gateway import metrics as gateway
 from pearl_gateway.tally import Tally
+from pearl_operator.calls import Calls
+from pearl_operator.clock import SystemClock
 from pearl_operator.loans.metrics import LoanMetrics
 from pearl_operator.metrics import Metrics
 from pearl_worker import metrics as worker
@@ -44,7 +46,9 @@ class Metric:
 def all_metrics() -> dict[str, list[Metric]]:
     """By the process that exports them."""
     return {
-        "Operator": [*_registered(Metrics().registry), *_registered(LoanMetrics().registry)],
+        "Operator": [
+            each for of in (Metrics(), LoanMetrics(), Calls(SystemClock())) for each in _registered(of.registry)
+        ],
         "Gateway": [_of(family) for family in _of_gateway()],
         "Worker agent": [_of(family) for family in _of_worker()],
     }

@@ -74,6 +74,8 @@ def test_settings_name_the_variable_and_the_fix() -> None:
     enough = {"PEARL_NAMESPACE": "rl", "PEARL_GATEWAY_IMAGE": "x"}
     with pytest.raises(ValueError, match="PEARL_LOOK_SECONDS is 'soon': set it to a number"):
         settings.from_env({**enough, "PEARL_LOOK_SECONDS": "soon"})
+    with pytest.raises(ValueError, match="PEARL_LOG_LEVEL is 'loud': set it to debug, info, warning or error"):
+        settings.from_env({**enough, "PEARL_LOG_LEVEL": "loud"})
     with pytest.raises(ValueError, match="must be below PEARL_LEASE_SECONDS"):
         settings.from_env({**enough, "PEARL_CALL_TIMEOUT_SECONDS": "15"})
     found = settings.from_env({**enough, "PEARL_TRAINER_NAMESPACES": "train, rl,,train"})

@@ -10,6 +10,8 @@ import pytest
 from aiohttp import web
 
 from pearl_operator import http_json
+from pearl_operator.calls import Calls, Receiver
+from pearl_operator.clock import SystemClock
 from pearl_operator.errors import Unavailable
 from pearl_operator.http_json import HttpJson
 
@@ -41,11 +43,11 @@ async def base() -> AsyncIterator[str]:
 
 async def test_a_long_answer_is_whole(base: str) -> None:
     async with aiohttp.ClientSession() as session:
-        assert await HttpJson(session, 5.0).call("GET", base) == PIECE * PIECES
+        assert await HttpJson(session, 5.0, Calls(SystemClock())).call(Receiver.AGENT, "GET", base) == PIECE * PIECES
 
 
 async def test_an_endless_answer_is_refused(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_json, "_MAX_ANSWER_BYTES", len(PIECE))
     async with aiohttp.ClientSession() as session:
         with pytest.raises(Unavailable, match="longer than 50000 bytes"):
-            await HttpJson(session, 5.0).call("GET", base)
+            await HttpJson(session, 5.0, Calls(SystemClock())).call(Receiver.AGENT, "GET", base)

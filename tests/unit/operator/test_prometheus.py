@@ -13,6 +13,8 @@ import pytest
 from aiohttp import web
 
 from pearl_api.rollout import EngineQueries, PrometheusSpec
+from pearl_operator.calls import Calls
+from pearl_operator.clock import SystemClock
 from pearl_operator.errors import OperatorError
 from pearl_operator.http_json import HttpJson
 from pearl_operator.ports import RolloutKey
@@ -62,7 +64,7 @@ async def serving(context: ssl.SSLContext | None = None) -> AsyncIterator[Server
 @asynccontextmanager
 async def client() -> AsyncIterator[PrometheusClient]:
     async with aiohttp.ClientSession() as session:
-        yield PrometheusClient(HttpJson(session, 5.0))
+        yield PrometheusClient(HttpJson(session, 5.0, Calls(SystemClock())))
 
 
 async def test_every_query_names_the_rollouts_pods_and_gives_a_field() -> None:
