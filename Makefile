@@ -47,7 +47,7 @@ crds: setup ## write the generated CRDs (crds/ and the chart's copy)
 	@.venv/bin/pearl-api crds --write
 
 docs: setup ## write the generated reference pages
-	@.venv/bin/pearl-api docs --write && $(PY) -m pearl_dev.monitoring --write
+	@.venv/bin/pearl-api docs --write && $(PY) -m pearl_dev.monitoring --write && $(PY) -m pearl_dev.rbac --write
 
 bench: setup ## measure the engine on this machine (rewrites the CPU table)
 	@$(PY) -m pearl_worker.measure

@@ -57,6 +57,8 @@ FIELD_MANAGER: Final = "pearl"
 """Owns everything else that the operator applies."""
 FIELD_MANAGER_ROLE: Final = "pearl-role"
 """Owns the role, role-epoch and activity labels of worker pods, and nothing else."""
+RELEASE_SECRET: Final = "pearl-operator-keys"  # noqa: S105 - a name
+"""Name of the Secret with the HMAC key of a release; only the operator reads it, and it reads no other."""
 
 
 class Zone(StrEnum):
@@ -81,11 +83,6 @@ class Activity(StrEnum):
     ACTIVE = "active"
     DRAINING = "draining"
     ASLEEP = "asleep"
-
-
-def root_secret(rollout: str) -> str:
-    """Name of the Secret with the HMAC key of a rollout; only the operator reads it."""
-    return f"{rollout}-pearl-key"
 
 
 def worker_secret(rollout: str) -> str:

@@ -36,7 +36,8 @@ def _index_page(bodies: Mapping[str, str]) -> str:
     loans_api = "- [Loan API, OpenAPI 3.1](loan-api.json), served at `/v1/loans/openapi.json`\n"
     gateway_api = "- [Gateway, OpenAPI 3.1](gateway-api.json), served by it at `/openapi.json`\n"
     metrics = "- [Metrics](metrics.md) of operator, gateway and worker agent\n"
-    return f"# Reference\n\n{listed}{metrics}{loans_api}{gateway_api}"
+    rights = "- [RBAC](rbac.md): what each ServiceAccount may do, and the code that needs it\n"
+    return f"# Reference\n\n{listed}{metrics}{rights}{loans_api}{gateway_api}"
 
 
 def _resource_page(resource: Resource) -> str:
@@ -91,10 +92,11 @@ def _labels_page() -> str:
         ("Labels and annotations", ("LABEL_", "ANNOTATION_")),
         ("Ports", ("PORT_",)),
         ("Field managers", ("FIELD_",)),
+        ("Objects of a release", ("RELEASE_",)),
     ):
         rows = [(f"`{value}`", text) for name, value, text in documented if name.startswith(prefixes)]
         parts += [f"## {title}", table(("value", "meaning"), rows)]
-    functions = (names.root_secret, names.worker_secret, names.gateway_secret, names.client_secret, names.gateway_name)
+    functions = (names.worker_secret, names.gateway_secret, names.client_secret, names.gateway_name)
     rows = [(f"`{function('NAME')}`", inspect.getdoc(function) or "") for function in functions]
     rows.append((f"`{names.worker_pod('NAME', 3, 0)}`", inspect.getdoc(names.worker_pod) or ""))
     rows.append((f"`{names.borrower_pod('TRAINER', 0)}`", inspect.getdoc(names.borrower_pod) or ""))

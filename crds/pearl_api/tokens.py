@@ -1,5 +1,7 @@
 """Bearer tokens: derived from one HMAC key per rollout and checked offline by whoever holds the sub-key.
 
+The key of a rollout (its root key) derives from the release's key and the rollout's UID; the operator alone has them.
+
 | token    | derived from            | holder                  | accepted by                         |
 |----------|-------------------------|-------------------------|-------------------------------------|
 | agent    | key, "agent"            | operator, gateway       | worker agents of the rollout itself |
@@ -38,6 +40,11 @@ def derive(key: str, purpose: str) -> str:
     if not key:
         raise ValueError("cannot derive a token from an empty key: is the rollout's Secret mounted?")
     return hmac.new(key.encode(), purpose.encode(), hashlib.sha256).hexdigest()
+
+
+def root_key(release_key: str, rollout_uid: str) -> str:
+    """The key of one rollout: a later rollout of the same name has another."""
+    return derive(release_key, f"rollout:{rollout_uid}")
 
 
 def loan_token(key: str, namespace: str, loan: str, trainer_uid: str) -> str:

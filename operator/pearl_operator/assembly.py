@@ -57,7 +57,9 @@ async def assemble(settings: Settings, stack: AsyncExitStack) -> Operator:
     raw = KubeClient(api, calls, timeout_seconds=settings.call_timeout_seconds)
     lease = Lease(raw, clock, settings.namespace, settings.lease_name, settings.identity, settings.lease_seconds)
     kube = FencedKube(raw, lease, settings.call_timeout_seconds)
-    http, keys, resolver = HttpJson(session, _HTTP_SECONDS, calls), SecretKeys(kube), ClusterResolver()
+    index = Index(clock=clock)
+    keys = SecretKeys(kube, settings.namespace, index.uid_of)
+    http, resolver = HttpJson(session, _HTTP_SECONDS, calls), ClusterResolver()
     agents = AgentClient(http, keys, resolver)
     ports = Ports(
         kube=kube,
@@ -68,7 +70,6 @@ async def assemble(settings: Settings, stack: AsyncExitStack) -> Operator:
         resolver=resolver,
         keys=keys,
     )
-    index = Index(clock=clock)
     loans = LoanService(
         kube=kube, index=index, agents=agents, keys=keys, clock=clock, resolver=resolver, settings=settings
     )

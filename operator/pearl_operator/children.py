@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from pearl_api import names, tokens
+from pearl_api import names
 from pearl_operator import kinds
-from pearl_operator.errors import AlreadyExists, Refused, Unavailable
+from pearl_operator.errors import Refused, Unavailable
 from pearl_operator.resources.disruption import worker_budget
 from pearl_operator.resources.gateway import gateway_deployment, gateway_service
-from pearl_operator.resources.secrets import derived_secrets, root_secret
+from pearl_operator.resources.secrets import derived_secrets
 from pearl_operator.scaling import Scaling, read_scaling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pearl_api.rollout import PearlRolloutSpec
     from pearl_operator.facts import RolloutFact
     from pearl_operator.keys import SecretKeys
@@ -35,7 +33,6 @@ class Children:
     keys: SecretKeys
     clock: Clock
     settings: Settings
-    new_key: Callable[[], str] = tokens.new_key
     _done: tuple[Any, ...] | None = field(default=None, init=False)
     _done_at: float = field(default=0.0, init=False)
     scaling: Scaling = field(default=Scaling(), init=False)
@@ -54,34 +51,32 @@ class Children:
         wanted = (rollout.uid, spec, workers)
         if self._done == wanted and self.clock.monotonic() - self._done_at < _REPAIR_EVERY_SECONDS:
             return None
-        key = await self._root_key(rollout)
+        deployment = await self._own_deployment(rollout)
+        await self.keys.keep()
+        key = await self.keys.root_key(rollout.key)
         try:
             for secret in derived_secrets(rollout, key):
                 await self._apply(kinds.SECRET, secret)
             await self._apply(kinds.SERVICE, gateway_service(rollout))
             await self._apply(kinds.DISRUPTION_BUDGET, worker_budget(rollout, workers))
-            self.scaling = await read_scaling(self.kube, rollout.key)
-            deployment = gateway_deployment(rollout, spec, self.settings, set_replicas=self.scaling.ours)
-            await self._apply(kinds.DEPLOYMENT, deployment)
+            self.scaling = await read_scaling(self.kube, deployment) if deployment is not None else Scaling()
+            gateway = gateway_deployment(rollout, spec, self.settings, set_replicas=self.scaling.ours)
+            await self._apply(kinds.DEPLOYMENT, gateway)
         except Refused as error:
             return str(error)
         self._done, self._done_at = wanted, self.clock.monotonic()
         return None
 
-    async def _root_key(self, rollout: RolloutFact) -> str:
-        """The key, made once; one that an earlier rollout of the same name left behind is waited out."""
-        name = names.root_secret(rollout.key.name)
-        secret = await self.kube.get(kinds.SECRET, name, rollout.key.namespace)
-        if secret is None:
-            self.keys.forget(rollout.key)
-            try:
-                await self.kube.create(kinds.SECRET, root_secret(rollout, self.new_key()))
-            except AlreadyExists as error:
-                raise Unavailable(str(error), seconds=0.2) from error
-        elif rollout.uid not in {ref.get("uid") for ref in secret["metadata"].get("ownerReferences") or []}:
-            self.keys.forget(rollout.key)
-            raise Unavailable(f"Secret {name} belongs to an earlier {rollout.key}, which is still being removed")
-        return await self.keys.root_key(rollout.key)
+    async def _own_deployment(self, rollout: RolloutFact) -> Object | None:
+        """The gateway's Deployment; one that an earlier rollout of the same name left behind is waited out."""
+        name = names.gateway_name(rollout.key.name)
+        stored = await self.kube.get(kinds.DEPLOYMENT, name, rollout.key.namespace)
+        if stored is None or rollout.uid in {ref["uid"] for ref in stored["metadata"].get("ownerReferences") or ()}:
+            return stored
+        raise Unavailable(
+            f"Deployment {name} belongs to no {rollout.key} that is there: "
+            "one that was deleted takes it along; delete it if it is of something else"
+        )
 
     async def _apply(self, kind: Kind, body: Object) -> None:
         await self.kube.apply(kind, body, manager=names.FIELD_MANAGER)

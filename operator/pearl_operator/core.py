@@ -71,7 +71,6 @@ def assemble_core(ports: Ports, index: Index, loans: Loans, settings: Settings) 
         )
 
     def gone(key: RolloutKey) -> None:
-        ports.keys.forget(key)
         ring.forget(key)
         metrics.forget(key)
 

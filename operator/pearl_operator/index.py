@@ -99,6 +99,11 @@ class Index:
         }
         return tables[kind]
 
+    def uid_of(self, rollout: RolloutKey) -> str | None:
+        """UID of a PearlRollout; None where there is none."""
+        found = self.rollouts.get(rollout)
+        return found.uid if found is not None else None
+
     def put_pod(self, body: Object) -> None:
         """A pod that this process wrote or read."""
         self.put(kinds.POD, body)

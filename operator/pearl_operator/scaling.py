@@ -16,7 +16,7 @@ from pearl_operator.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pearl_operator.ports import Kube, Object, RolloutKey
+    from pearl_operator.ports import Kube, Object
 
 REPLICAS: Final = 1
 _AUTOSCALER_MANAGER: Final = "kube-controller-manager"
@@ -33,18 +33,15 @@ class Scaling:
     problem: str | None = None
 
 
-async def read_scaling(kube: Kube, rollout: RolloutKey) -> Scaling:
-    """What the cluster says about the replicas of this rollout's gateway.
+async def read_scaling(kube: Kube, deployment: Object) -> Scaling:
+    """What the cluster says about the replicas of this gateway.
 
     Raises:
         RetryAfter: The API server did not answer.
     """
-    deployment = await kube.get(kinds.DEPLOYMENT, names.gateway_name(rollout.name), rollout.namespace)
-    if deployment is None:
-        return Scaling()
     autoscalers: list[Object] | None
     try:
-        autoscalers = await kube.list(kinds.AUTOSCALER, rollout.namespace)
+        autoscalers = await kube.list(kinds.AUTOSCALER, deployment["metadata"]["namespace"])
     except Refused:  # the operator's Role is not the chart's
         autoscalers = None
     return scaling_of(deployment, autoscalers)

@@ -17,6 +17,7 @@ from pearl_operator.calls import Calls
 from pearl_operator.clock import SystemClock
 from pearl_operator.errors import OperatorError, RetryAfter
 from pearl_operator.kube import KubeClient, load_client
+from pearl_operator.loans.enrol import loan_secret
 from pearl_operator.settings import from_env
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 OPERATOR: Final = "pearl-operator"
 _OPERATOR_PODS: Final = {"app.kubernetes.io/name": OPERATOR}
 _OURS: Final = {"app.kubernetes.io/managed-by": OPERATOR, names.LABEL_ROLLOUT: ""}
-_KINDS: Final = (kinds.DEPLOYMENT, kinds.POD, kinds.SERVICE, kinds.DISRUPTION_BUDGET, kinds.SECRET)
+_KINDS: Final = (kinds.DEPLOYMENT, kinds.POD, kinds.SERVICE, kinds.DISRUPTION_BUDGET)
+_SECRETS: Final = (names.worker_secret, names.gateway_secret, names.client_secret)
 _PAUSE_SECONDS: Final = 1.0
 
 
@@ -50,9 +52,7 @@ class Uninstall:
         deleted = await self._delete(self.settings.namespace, _KINDS, _OURS)
         for namespace in self._trainer_namespaces():
             deleted += await self._delete(namespace, (kinds.POD,), self._borrowed())
-        for namespace in self.settings.namespaces:
-            for loan in await self.kube.list(kinds.LOAN, namespace, self._rollouts_here()):
-                deleted += await self._delete(namespace, (kinds.SECRET,), {names.LABEL_LOAN: loan["metadata"]["name"]})
+        deleted += await self._delete_secrets()
         await self.kube.delete(kinds.LEASE, self.settings.lease_name, self.settings.namespace)
         await self._wait_until_gone(self.settings.namespace, _OURS)
         for namespace in self._trainer_namespaces():
@@ -83,6 +83,19 @@ class Uninstall:
                 await self.kube.delete(kind, item["metadata"]["name"], namespace, uid=item["metadata"]["uid"])
                 deleted += 1
         return deleted
+
+    async def _delete_secrets(self) -> int:
+        """By name: nobody may list Secrets."""
+        home = self.settings.namespace
+        found = [(home, names.RELEASE_SECRET)]
+        for rollout in await self.kube.list(kinds.ROLLOUT, home):
+            found += [(home, secret(rollout["metadata"]["name"])) for secret in _SECRETS]
+        for namespace in self.settings.namespaces:
+            for loan in await self.kube.list(kinds.LOAN, namespace, self._rollouts_here()):
+                found.append((namespace, loan_secret(loan["metadata"]["name"])))
+        for namespace, name in found:
+            await self.kube.delete(kinds.SECRET, name, namespace)
+        return len(found)
 
     async def _wait_until_gone(self, namespace: str, labels: Mapping[str, str]) -> None:
         while await self.kube.list(kinds.POD, namespace, labels):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,11 @@ from pearl_dev.images import build
 from pearl_dev.product import operator_recipe
 from pearl_dev.progress import Progress
 from pearl_dev.shell import wait_until
-from pearl_operator import kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pearl_dev.handle import Cluster
-    from pearl_operator.kinds import Kind
 
 pytestmark = pytest.mark.cluster
 
@@ -98,88 +95,6 @@ def release(cluster: Cluster) -> Iterator[Release]:
         release.uninstall()
     cluster.kubectl("delete", "pearlrollouts", "--all", "-n", NAMESPACE)
     cluster.kubectl("delete", "namespace", NAMESPACE, TRAINERS, "--timeout=90s")
-
-
-ALL = ("get", "list", "watch", "create", "patch", "delete")
-READ = ("get", "list", "watch")
-OPERATOR_NEEDS = [
-    (NAMESPACE, kinds.POD, "", ALL),
-    (NAMESPACE, kinds.SECRET, "", ALL),
-    (NAMESPACE, kinds.SERVICE, "", ALL),
-    (NAMESPACE, kinds.DEPLOYMENT, "", ALL),
-    (NAMESPACE, kinds.DISRUPTION_BUDGET, "", ALL),
-    (NAMESPACE, kinds.LEASE, "", ("get", "create", "patch", "update")),
-    (NAMESPACE, kinds.EVENT, "", ("create", "patch")),
-    (NAMESPACE, kinds.ROLLOUT, "", READ),
-    (NAMESPACE, kinds.ROLLOUT, "status", ("patch",)),
-    (TRAINERS, kinds.POD, "", ALL),
-    (TRAINERS, kinds.SECRET, "", ALL),
-    (TRAINERS, kinds.LOAN, "", ALL),
-    (TRAINERS, kinds.LOAN, "status", ("patch",)),
-    (TRAINERS, kinds.EVENT, "", ("create", "patch")),
-    ("", kinds.NODE, "", READ),
-    ("", kinds.TOKEN_REVIEW, "", ("create",)),
-    (NAMESPACE, kinds.RESOURCE_CLAIM, "", ("get",)),
-    (TRAINERS, kinds.RESOURCE_CLAIM, "", ("get",)),
-    ("", kinds.RESOURCE_SLICE, "", READ),
-    ("", kinds.DEVICE_CLASS, "", ("list",)),
-]
-GATEWAY_NEEDS = [
-    (NAMESPACE, kinds.POD, "", READ),
-    (NAMESPACE, kinds.ROLLOUT, "", READ),
-    (TRAINERS, kinds.POD, "", READ),
-]
-
-
-@dataclass(frozen=True)
-class Deed:
-    account: str
-    namespace: str
-    kind: Kind
-    verb: str
-    subresource: str = ""
-
-
-NOBODY_NEEDS = [
-    Deed("pearl-operator", NAMESPACE, kinds.ROLLOUT, "delete"),  # PearlRollouts are the user's
-    Deed("pearl-operator", "kube-system", kinds.SECRET, "get"),
-    Deed("pearl-operator", "kube-system", kinds.POD, "list"),
-    Deed("pearl-operator", "", kinds.NODE, "patch"),
-    Deed("pearl-operator", TRAINERS, kinds.RESOURCE_CLAIM, "patch"),
-    Deed("pearl-operator", "kube-system", kinds.RESOURCE_CLAIM, "get"),
-    Deed("pearl-gateway", NAMESPACE, kinds.SECRET, "get"),
-    Deed("pearl-gateway", NAMESPACE, kinds.POD, "patch"),
-    Deed("pearl-gateway", TRAINERS, kinds.LOAN, "get"),
-]
-
-
-def review(deed: Deed) -> dict[str, Any]:
-    wish = {
-        "namespace": deed.namespace,
-        "group": deed.kind.group,
-        "resource": deed.kind.plural,
-        "subresource": deed.subresource,
-        "verb": deed.verb,
-    }
-    user = f"system:serviceaccount:{NAMESPACE}:{deed.account}"
-    spec = {"user": user, "groups": ["system:serviceaccounts", "system:authenticated"], "resourceAttributes": wish}
-    return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-
-
-def allowed(cluster: Cluster, deeds: list[Deed]) -> dict[Deed, bool]:
-    reviews = {"apiVersion": "v1", "kind": "List", "items": [review(deed) for deed in deeds]}
-    words = ["create", "-o", 'jsonpath={.status.allowed}{"\\n"}', "-f", "-"]
-    answers = cluster.kubectl(*words, stdin=json.dumps(reviews)).split()
-    return {deed: answer == "true" for deed, answer in zip(deeds, answers, strict=True)}
-
-
-def test_operator_and_gateway_may_do_what_they_do_and_no_more(release: Release) -> None:
-    needs = [("pearl-operator", *need) for need in OPERATOR_NEEDS] + [
-        ("pearl-gateway", *need) for need in GATEWAY_NEEDS
-    ]
-    needed = [Deed(who, where, kind, verb, sub) for who, where, kind, sub, verbs in needs for verb in verbs]
-    assert [deed for deed, allows in allowed(release.cluster, needed).items() if not allows] == []
-    assert [deed for deed, allows in allowed(release.cluster, NOBODY_NEEDS).items() if allows] == []
 
 
 def test_uninstalling_leaves_the_rollouts_alone_and_reinstalling_picks_them_up(release: Release) -> None:

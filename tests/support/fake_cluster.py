@@ -568,6 +568,7 @@ class World:
     async def start(self) -> None:
         """Starts an operator process."""
         self.kube.dead = False
+        index = Index(self.kube.clock)
         ports = Ports(
             kube=self.kube,
             gateway=self.gateway,
@@ -575,9 +576,9 @@ class World:
             agents=self.agents,
             clock=self.kube.clock,
             resolver=FakeResolver(),
-            keys=SecretKeys(self.kube),
+            keys=SecretKeys(self.kube, self.settings.namespace, index.uid_of),
         )
-        self.core = core = assemble_core(ports, Index(self.kube.clock), FakeLoans(), self.settings)
+        self.core = core = assemble_core(ports, index, FakeLoans(), self.settings)
 
         def watch(event: str, kind: Kind, body: Object) -> None:
             if kind not in (kinds.POD, kinds.ROLLOUT, kinds.LOAN, kinds.NODE) or self.core is not core:

@@ -118,8 +118,8 @@ class Keys:
         del rollout
         return ROOT_KEY
 
-    def forget(self, rollout: RolloutKey) -> None:
-        del rollout
+    async def keep(self) -> None:
+        pass
 
 
 class Resolver:

@@ -1,22 +1,26 @@
-"""The Secrets of a rollout: one root key, and the tokens that derive from it, one Secret per holder."""
+"""The Secrets: one key of the release, and the tokens of a rollout that derive from it, one Secret per holder."""
 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from pearl_api import names, tokens
-from pearl_operator.keys import KEY_FIELD
 from pearl_operator.resources import common
 
 if TYPE_CHECKING:
     from pearl_operator.facts import RolloutFact
     from pearl_operator.ports import Object
 
+KEY_FIELD: Final = "key"
+"""Name of the release's key in the data of its Secret."""
 
-def root_secret(rollout: RolloutFact, key: str) -> Object:
-    """The root key; created once and never changed."""
-    return {**_secret(rollout, names.root_secret(rollout.key.name), {KEY_FIELD: key}), "immutable": True}
+
+def release_secret(namespace: str, key: str) -> Object:
+    """The release's key; created once and never changed."""
+    labels = {"app.kubernetes.io/name": "pearl", "app.kubernetes.io/managed-by": "pearl-operator"}
+    meta = {"name": names.RELEASE_SECRET, "namespace": namespace, "labels": labels}
+    return {**_opaque(meta, {KEY_FIELD: key}), "immutable": True}
 
 
 def derived_secrets(rollout: RolloutFact, key: str) -> list[Object]:
@@ -35,10 +39,14 @@ def _pick(derived: dict[str, str], *purposes: str) -> dict[str, str]:
 
 
 def _secret(rollout: RolloutFact, name: str, data: dict[str, str]) -> Object:
+    return _opaque(common.metadata(rollout, name, "secret"), data)
+
+
+def _opaque(metadata: dict[str, Any], data: dict[str, str]) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": common.metadata(rollout, name, "secret"),
+        "metadata": metadata,
         "type": "Opaque",
         "data": {name: base64.b64encode(value.encode()).decode() for name, value in data.items()},
     }

@@ -31,6 +31,8 @@ class DictKube:
     async def list(
         self, kind: Kind, namespace: str | None = None, labels: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:
+        assert kind is not kinds.SECRET, "nobody may list Secrets"
+
         def fits(own: Mapping[str, str]) -> bool:
             return all(key in own and value in ("", own[key]) for key, value in (labels or {}).items())
 
@@ -74,12 +76,15 @@ async def test_everything_of_the_rollouts_goes_and_what_is_not_ours_stays() -> N
         (kinds.POD, "r-w0-0", "pearl", ours),
         (kinds.DEPLOYMENT, "r-gateway", "pearl", ours),
         (kinds.SERVICE, "r-gateway", "pearl", ours),
-        (kinds.SECRET, "r-pearl-key", "pearl", ours),
+        (kinds.SECRET, "pearl-operator-keys", "pearl", {}),
+        (kinds.SECRET, "r-pearl-worker", "pearl", ours),
+        (kinds.SECRET, "r-pearl-gateway", "pearl", ours),
+        (kinds.SECRET, "r-pearl-client", "pearl", ours),
         (kinds.DISRUPTION_BUDGET, "r-workers", "pearl", ours),
         (kinds.LEASE, "pearl-operator", "pearl", {}),
         (kinds.POD, "t-borrower-0", "trainers", borrowed),
-        (kinds.SECRET, "t-loan", "trainers", {"pearl.dev/loan": "t"}),
-        (kinds.SECRET, "other-loan", "trainers", {"pearl.dev/loan": "other"}),
+        (kinds.SECRET, "t-pearl-worker", "trainers", {"pearl.dev/loan": "t"}),
+        (kinds.SECRET, "other-pearl-worker", "trainers", {"pearl.dev/loan": "other"}),
         (kinds.POD, "of-another-release", "trainers", elsewhere),
         (kinds.SECRET, "of-the-user", "pearl", {}),
         (kinds.ROLLOUT, "r", "pearl", {}),
@@ -90,10 +95,10 @@ async def test_everything_of_the_rollouts_goes_and_what_is_not_ours_stays() -> N
             "metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}", "labels": own}
         }
     deleted = await Uninstall(kube, kube, SETTINGS).run()  # type: ignore[arg-type]
-    assert deleted == 7
+    assert deleted == 10
     assert kube.names() == {
         *("pearl-operator", "of-the-user", "r", "t"),
-        *("of-another-release", "other-loan", "other"),
+        *("of-another-release", "other-pearl-worker", "other"),
     }
     assert ("leases", "pearl", "pearl-operator") not in kube.objects
     assert kube.log[0] == "replicas 0"  # else the operator would make everything anew

@@ -359,3 +359,16 @@ async def test_a_worker_whose_node_got_notice_is_drained_and_replaced_and_the_ot
     await world.until(lambda: world.is_ready() and set(world.pods) == {"swe-w0-0", "swe-w1-1", "swe-w2-0"})
     assert world.uids["swe-w0-0"] == before["swe-w0-0"]
     await world.stop()
+
+
+async def test_what_an_earlier_rollout_of_the_name_left_behind_is_waited_out(world: World) -> None:
+    earlier = {"ownerReferences": [{"kind": "PearlRollout", "name": "swe", "uid": "earlier"}]}
+    left = {"metadata": {"name": "swe-gateway", "namespace": "rl", **earlier}, "spec": {"replicas": 1}}
+    world.kube.store(kinds.DEPLOYMENT, left)
+    world.apply()
+    await world.start()
+    await world.rest(20)
+    assert world.kube.writes == []
+    world.kube.remove(kinds.DEPLOYMENT, "swe-gateway", "rl")
+    await world.until(world.is_ready)
+    await world.stop()
