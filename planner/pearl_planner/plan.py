@@ -19,6 +19,7 @@ from pearl_planner.fleet.shapes import shape_of
 from pearl_planner.fleet.steps import complete, finished, key_of, steps
 from pearl_planner.idle import is_idle, put_to_sleep, quiet_seconds
 from pearl_planner.rule import PEARL
+from pearl_planner.set_back import on_this_clock
 from pearl_planner.types import (
     Action,
     AnswerLoan,
@@ -49,7 +50,7 @@ def plan(snapshot: Snapshot, policy: Policy, rule: Rule = PEARL) -> Plan:
 
     `rule` is what the simulator compares; the operator always runs PEARL's own.
     """
-    facts = clean(snapshot)
+    facts = on_this_clock(clean(snapshot))
     facts = replace(facts, memory=learn(facts, policy))
     if policy.suspend:
         result = _emptied(facts, policy, Reason.SUSPENDED, "suspended by the spec")

@@ -113,6 +113,23 @@ def test_nothing_optional_right_after_a_change() -> None:
     assert "waits 20 s" in result.message
 
 
+def test_a_clock_that_is_set_back_makes_nothing_wait_longer() -> None:
+    fleet = started(SPLIT)
+    fleet.measurements, fleet.profile = FRESH, turns(600, 16)
+    fleet.settle()
+    fleet.profile = turns(40, 120)
+    fleet.memory = replace(fleet.memory, last_change_at=fleet.now - 10, looked_at=fleet.now)
+    deadline = fleet.target.deadline if fleet.target else 0.0
+    fleet.now -= 600.0
+    result = fleet.look()
+    assert "waits 20 s" in result.message
+    assert result.target is not None
+    assert result.target.deadline == deadline - 600.0
+    assert result.memory.last_change_at == fleet.now - 5 - 10, "the look itself took 5 s"
+    fleet.now += 20.0
+    assert fleet.look().reason is Reason.APPLIED
+
+
 def test_a_gain_below_the_threshold_changes_nothing() -> None:
     fleet = started(SPLIT, ratio_threshold=1.5)  # 2P1D is twice as fast: a gain of half the time
     fleet.measurements, fleet.profile = FRESH, turns(600, 16)
