@@ -15,6 +15,7 @@ from pearl_operator.loans import record
 from pearl_operator.loans.overlaps import Overlaps, ended_ago
 from pearl_operator.loans.units import group_key
 from pearl_operator.loans.world import COOL_SECONDS
+from pearl_operator.ports import RolloutKey
 from pearl_operator.resources.worker import shape_hash
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pearl_operator.loans.facts import LoanKey
     from pearl_operator.loans.units import Unit
     from pearl_operator.loans.world import Memory, World
-    from pearl_operator.ports import RolloutKey
 
 log = logging.getLogger("pearl.loans")
 
@@ -137,8 +137,7 @@ class Follower:
 
     async def prune(self) -> None:
         """Ends the loans of rollouts that are gone; their trainers keep their GPUs to themselves."""
-        index = self.world.store.index
-        self._forget()
+        index, gone = self.world.store.index, set[RolloutKey]()
         for loan in list(index.loans.values()):
             if _over(loan) or loan.rollout in index.rollouts:
                 continue
@@ -146,15 +145,17 @@ class Follower:
             if await self.world.store.kube.get(kinds.ROLLOUT, loan.rollout.name, loan.rollout.namespace) is None:
                 async with self.world.memory((loan.namespace, loan.name)).lock:
                     await self.end(loan, LoanPhase.DEREGISTERED)
+                gone.add(loan.rollout)
+        self._forget(gone)
 
-    def _forget(self) -> None:
-        """Drops what is remembered of loans and rollouts that are gone."""
+    def _forget(self, gone: set[RolloutKey]) -> None:
+        """Drops what is remembered of loans and rollouts that are gone; the end of their loans was counted last."""
         index, memories = self.world.store.index, self.world.memories
         kept = index.loans.keys() | self.overlaps.open.keys()
         kept |= {(loan.namespace, group_key(loan.spec.group)) for loan in index.loans.values() if loan.spec.group}
         for key in [key for key, memory in memories.items() if key not in kept and not memory.lock.locked()]:
             del memories[key]
-        for rollout in self.world.gate.known() - index.rollouts.keys():
+        for rollout in (self.world.gate.known() | gone) - index.rollouts.keys():
             self.world.gate.forget(rollout)
             self.world.metrics.forget(rollout)
 

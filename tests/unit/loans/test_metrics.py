@@ -78,3 +78,26 @@ async def test_a_trainer_pod_that_was_deleted_counts_from_then(cluster: LoanClus
     assert 0 < overlap < 5
     await cluster.until(lambda: value(cluster, "pearl_loan_overlaps") == 0)
     await client.close()
+
+
+@pytest.mark.parametrize("operator_looked", [True, False])
+async def test_of_a_rollout_that_is_gone_no_series_is_left(cluster: LoanCluster, *, operator_looked: bool) -> None:
+    client = await cluster.begin(planner=True)
+    loan = await client.register(rollout="swe")
+    await cluster.until(lambda: cluster.loan().get("phase") == "Serving")
+    if not operator_looked:  # it is deleted while no operator runs, so that the next one never looks at it
+        await cluster.kill()
+    cluster.kube.remove(kinds.ROLLOUT, "swe", "pearl")
+    if not operator_looked:
+        await cluster.start(planner=True)
+    await cluster.until(lambda: cluster.loan()["phase"] == "Deregistered")
+    await asyncio.sleep(20)
+    series = {
+        sample.name
+        for family in cluster.service.metrics.collect()
+        for sample in family.samples
+        if sample.labels.get("rollout") == "swe"
+    }
+    assert series == set()
+    await loan.close()
+    await client.close()
