@@ -134,9 +134,8 @@ class FakeKube:
             raise Refused(f"{kind.plural} is forbidden")
         return [
             clone(each)
-            for (plural, where, _), each in sorted(self.objects.items(), key=lambda item: str(item[0]))
-            if plural == kind.plural
-            and namespace in (None, where)
+            for each in self.of(kind)
+            if namespace in (None, each["metadata"].get("namespace"))
             and all(
                 key in each["metadata"].get("labels", {}) and value in ("", each["metadata"]["labels"][key])
                 for key, value in (labels or {}).items()
@@ -304,6 +303,8 @@ class FakeKube:
         known = self.objects.pop((kind.plural, namespace, name), None)
         if known is None:
             return
+        for owned in [each for each in self._owned if each[:3] == (kind.plural, namespace, name)]:
+            del self._owned[owned]
         self._emit("DELETED", kind, known)
         asyncio.get_running_loop().call_later(GC_SECONDS, self._collect, known["metadata"]["uid"])
 
