@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import random
+import signal
 import sys
 import time
 from contextlib import ExitStack, contextmanager
@@ -104,6 +105,8 @@ class Scene:
     use: dict[str, Use] = field(default_factory=dict)
     curve: list[tuple[float, ...]] = field(default_factory=list)
     """(hours, then by rollout: reserved + available GPUs, GPUs held, GPUs working), means over ten minutes."""
+    seconds: float = 0.0
+    """How long it runs."""
     hours: dict[str, list[int]] = field(default_factory=dict)
     """Targets by hour, of quiet and of busy hours."""
     _sums: list[float] = field(default_factory=list)
@@ -176,20 +179,25 @@ class Scene:
     async def run(self, seconds: float, progress: Callable[[str], None] = lambda _: None) -> None:
         """Everything, for so long; the last part of it without faults, then without rollouts."""
         loop = asyncio.get_running_loop()
+        self.seconds = seconds
         self._begin()
         next_day = DAY
-        while loop.time() < seconds:
+        while loop.time() < self.seconds:
             await asyncio.sleep(SAMPLE_SECONDS)
             self._raise_dead()
             self._sample()
             self.checks.sample()
-            if loop.time() >= seconds - LAST_SECONDS:
+            if loop.time() >= self.seconds - LAST_SECONDS:
                 self._rest()
             if loop.time() >= next_day:
                 next_day += DAY
                 self.checks.daily()
                 progress(self.line())
         await self._end()
+
+    def shorten(self) -> None:
+        """Ends it early, and properly."""
+        self.seconds = min(self.seconds, asyncio.get_running_loop().time() + LAST_SECONDS)
 
     def _begin(self) -> None:
         for name in ROLLOUTS:
@@ -306,11 +314,11 @@ def soak(
     with ExitStack() as stack, asyncio.Runner(loop_factory=_loop) as runner:
         for name, pace in PACES.items():
             stack.enter_context(patch(name, pace))
-        stack.enter_context(_quiet())
         scene = Scene(seed)
+        stack.enter_context(_bugs_told(scene))
         before(scene)
         runner.run(scene.run(seconds, progress))
-    scene.hours = scene.checks.hours(seconds)
+    scene.hours = scene.checks.hours(scene.seconds)
     return scene
 
 
@@ -319,15 +327,30 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """The operator logs every fault; bugs in it are errors and stay visible."""
-    logger = logging.getLogger("pearl")
+def _bugs_told(scene: Scene) -> Iterator[None]:
+    """The operator logs every fault; what it logs as an error is a bug of its own."""
+    logger, handler = logging.getLogger("pearl"), Bugs(scene)
     before = logger.level
     logger.setLevel(logging.ERROR)
+    logger.addHandler(handler)
     try:
         yield
     finally:
+        logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+class Bugs(logging.Handler):
+    """Makes a breach of every error."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(logging.ERROR)
+        self.scene = scene
+
+    def emit(self, record: logging.LogRecord) -> None:
+        what = getattr(record, "rollout", getattr(record, "loan", "all"))
+        error = record.exc_info[1] if record.exc_info else None
+        self.scene.checks.breach(str(what), f"{record.getMessage()}: {error!r}")
 
 
 def main() -> None:
@@ -353,10 +376,16 @@ def main() -> None:
 def _run(given: argparse.Namespace) -> dict[str, Any]:
     from soak_page import summary
 
+    def before(scene: Scene) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: scene.shorten())
+
+    def progress(line: str) -> None:
+        print(line, flush=True)  # noqa: T201
+
     began = time.process_time()
-    scene = soak(given.weeks * 7 * DAY, given.seed, progress=lambda line: print(line, flush=True))  # noqa: T201
+    scene = soak(given.weeks * 7 * DAY, given.seed, progress=progress, before=before)
     print("\n".join(map(str, scene.checks.breaches)) or "no breach")  # noqa: T201
-    return summary(scene, weeks=given.weeks, cpu_seconds=time.process_time() - began)
+    return summary(scene, cpu_seconds=time.process_time() - began)
 
 
 if __name__ == "__main__":

@@ -279,4 +279,4 @@ class SoakPrometheus:
             nan = float("nan")
             metrics = WorkerMetrics(nan, nan, nan, nan, nan, nan)
         found = {f"{one['metadata']['namespace']}/{one['metadata']['name']}": metrics for one in bodies}
-        return EngineSamples(found, cluster.kube.clock.now() if found else None)
+        return EngineSamples(found, dict.fromkeys(found, cluster.kube.clock.now()))

@@ -19,7 +19,7 @@ from soak_checks import (
     SETTLE_SECONDS,
     SHRINK_SECONDS,
 )
-from soak_demand import HOUR
+from soak_demand import DAY, HOUR
 
 from pearl_operator.report import MAX_STATUS_BYTES
 from pearl_simulator.reporting.plots import COLOURS, STYLE, save
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 Found = dict[str, Any]
 
 
-def summary(scene: Scene, *, weeks: float, cpu_seconds: float) -> Found:
+def summary(scene: Scene, *, cpu_seconds: float) -> Found:
     """Everything that the page says, as JSON."""
     checks = scene.checks
     return {
-        "weeks": weeks,
+        "weeks": round(scene.seconds / (7 * DAY), 2),
         "seed": scene.seed,
         "cpu_seconds": round(cpu_seconds),
         "breaches": [str(one) for one in checks.breaches],

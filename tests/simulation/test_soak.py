@@ -90,6 +90,19 @@ def test_series_and_snapshots_of_a_deleted_rollout_are_seen(monkeypatch: pytest.
     assert told(scene, "left is an entry of ring")
 
 
+def test_a_bug_that_the_operator_survives_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(loop, "snapshot_of", wrong)
+    scene = soak(60.0, seed=1)
+    assert {one.rollout for one in told(scene, "bug in the loop: ZeroDivisionError()")} == {
+        "rl/swe",
+        "rl/math",
+        "rl/tools",
+    }
+
+
 def test_objects_that_nobody_removes_are_seen() -> None:
     def forgetful(scene: Scene) -> None:
         scene.kube._collect = lambda _owner: None  # type: ignore[method-assign]
