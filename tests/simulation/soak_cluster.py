@@ -377,7 +377,8 @@ class Process:
 
     async def _start(self) -> None:
         self.kube.dead, self.kube.kill_after = False, None
-        keys, index, resolver = SecretKeys(self.kube), Index(self.clock), FakeResolver()
+        index, resolver = Index(self.clock), FakeResolver()
+        keys = SecretKeys(self.kube, NAMESPACE, index.uid_of)
         ports = Ports(
             kube=self.kube,
             gateway=self.gateway,
