@@ -46,6 +46,8 @@ SHRINK_SECONDS = 180.0
 RECLAIM_SLACK_SECONDS = 15.0
 GROWTH_MIB = 24.0
 """Of resident memory between the first week and the end."""
+LEAST_SIZES = 4
+"""Days from which on growth is judged."""
 MEMORY_BYTES = 4096
 """Of `status.memory`."""
 
@@ -436,7 +438,7 @@ class Checks:
 
     def growth(self, most_mib: float) -> None:
         """Memory between the first week (or half, of a shorter run) and the end."""
-        if len(self.sizes) < 4:
+        if len(self.sizes) < LEAST_SIZES:
             return
         early = self.sizes[min(6, len(self.sizes) // 2)]
         late = self.sizes[-1]
