@@ -103,6 +103,7 @@ class Checks:
     sizes: list[dict[str, float]] = field(default_factory=list)
     """Once a day."""
     _pods: dict[str, tuple[int, str, bool]] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)
     """By UID: role epoch, role, ready."""
     _outages: int = 0
     _healthy_since: float = 0.0
@@ -235,12 +236,16 @@ class Checks:
         name, uid = labels[names.LABEL_ROLLOUT], meta["uid"]
         if event == "DELETED":
             self._pods.pop(uid, None)
+            self._failed.discard(uid)
             return
         epoch, role = int(labels[names.LABEL_ROLE_EPOCH]), labels[names.LABEL_ROLE]
         before = self._pods.get(uid)
         if before is not None and (epoch < before[0] or (epoch == before[0] and role != before[1])):
             self.breach(name, f"{meta['name']} went from {before[:2]} to {(epoch, role)}: role epochs grow")
         self._pods[uid] = (epoch, role, is_ready(body))
+        if (body.get("status") or {}).get("phase") == "Failed" and uid not in self._failed:
+            self._failed.add(uid)
+            self.told(name, f"{meta['name']} failed")
         if labels[names.LABEL_ZONE] == names.Zone.BORROWED:
             if before is not None and before[2] != is_ready(body):
                 self.told(name, f"{meta['name']} {'serves' if is_ready(body) else 'serves no more'}")
