@@ -119,7 +119,8 @@ class Streams:
         async with self._sessions.reading(turn):
             while True:
                 end, settled = turn.visible, turn.settled
-                if end > sent or settled:
+                # The last tokens are passed on with the end: a stop string in them is cut by how the answer ended.
+                if (end > sent and not turn.complete) or settled:
                     turn.shown = max(turn.shown, end)
                     if first_alone and not sent and end > 1:
                         yield 0, 1

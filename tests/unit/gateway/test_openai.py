@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     import httpx
+    import pytest
 
     from conftest import Bench
 
@@ -99,6 +101,24 @@ async def test_streamed_text_equals_the_whole_one_and_holds_stop_strings_back(be
     found = events(await complete(bench, "hello", stop=[text[4:7]], max_tokens=20, stream=True))
     assert "".join(one["choices"][0]["text"] for one in found) == text[:4]
     assert found[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_stop_string_does_not_show_where_the_engines_stream_ends_later_than_its_last_token(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pearl_gateway.chunks._DRAIN_SECONDS", 5.0)
+    engine = await bench.engine(end_late=asyncio.Event())
+    assert engine.end_late is not None
+    text = bench.text_of(bench.continuation([ord(one) for one in "hello"], 20))
+    asked = complete(bench, "hello", TRAJECTORY, stop=[text[4:7]], max_tokens=20, stream=True)
+    running = asyncio.create_task(asked)
+    (name,) = TRAJECTORY.values()
+    await bench.until(lambda: name in bench.gateway.sessions.live)
+    (turn,) = bench.gateway.sessions.live[name].turns.values()
+    await bench.until(lambda: turn.complete)
+    await asyncio.sleep(0.05)
+    engine.end_late.set()
+    assert "".join(one["choices"][0]["text"] for one in events(await running)) == text[:4]
 
 
 async def test_chat_continues_with_the_generated_ids_and_renders_only_what_is_new(bench: Bench) -> None:
