@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from traffic import identity, prompt, undisturbed
 
+from pearl_api.wire.gateway import HEADER_CLASS
 from pearl_api.wire.worker import WorkerPhase
 from pearl_dev.fleet import wait_for
 
@@ -31,11 +32,16 @@ def phases(fleet: Fleet) -> set[WorkerPhase]:
     return {fleet.agent(pod).phase for pod in fleet.workers()}
 
 
+def turn(number: int) -> dict[str, str]:
+    """Headers of a turn that the profile leaves out: its long wait is no tool's."""
+    return {**identity("idle", number), HEADER_CLASS: "other"}
+
+
 def test_engines_sleep_when_nobody_asks_and_the_next_turn_of_a_trajectory_wakes_them(sleepy: Fleet) -> None:
     fleet = sleepy
     pods, engines, lost = fleet.uids(), fleet.engines(), fleet.stats().counters.lost_turns
     first = prompt(901, 60)
-    begun = fleet.generate(first, 20, identity("idle"))
+    begun = fleet.generate(first, 20, turn(0))
     fleet.patch({"idle": {"afterSeconds": 3, "action": "Sleep"}})
     wait_for(
         lambda: phases(fleet) == {WorkerPhase.ASLEEP}, seconds=60, what="all engines sleep", last=lambda: phases(fleet)
@@ -44,7 +50,7 @@ def test_engines_sleep_when_nobody_asks_and_the_next_turn_of_a_trajectory_wakes_
     assert (ready["status"], ready["reason"]) == ("False", "Idle"), ready
 
     longer = [*first, *begun.token_ids, *prompt(902, 30)]
-    answer = fleet.generate(longer, 20, identity("idle", 1))
+    answer = fleet.generate(longer, 20, turn(1))
 
     fleet.patch({"idle": {"action": "None"}})
     fleet.wait_ready(3)
