@@ -186,7 +186,7 @@ def _live(stats: GatewayStats | None) -> int | None:
 def _engines(pods: Iterable[PodFact], samples: Samples) -> dict[str, WorkerMetrics]:
     """By UID, of pods that live: look-back windows keep series of the dead."""
     by_pod = samples.engines.by_pod if samples.engines is not None else {}
-    found = ((pod.address.uid, by_pod.get(f"{pod.address.namespace}/{pod.address.name}")) for pod in pods)
+    found = ((pod.address.uid, by_pod.get(pod.address.path)) for pod in pods)
     return {uid: metrics for uid, metrics in found if metrics is not None}
 
 

@@ -47,6 +47,11 @@ class PodAddress:
     lender: str | None = None
     """Of a borrower: whose loan its tokens are limited to (`pearl_api.tokens.lender`)."""
 
+    @property
+    def path(self) -> str:
+        """`namespace/name`, as Prometheus' series are found by."""
+        return f"{self.namespace}/{self.name}"
+
 
 class Kube(Protocol):
     """The Kubernetes API. The namespace of `create`, `apply` and `apply_status` is the body's."""

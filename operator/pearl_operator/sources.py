@@ -97,7 +97,8 @@ class Sources:
         _, _, agents = await asyncio.gather(
             self._read_gateway(), self._read_prometheus(prometheus), self._read_agents(pods, loans)
         )
-        engines, ages = self._engines_of(pods), self._ages(pods)
+        engines = self._engines_of(pods)
+        ages = self._ages(pods, engines)
         self._compare(pods, engines)
         return Samples(
             stats=self._stats,
@@ -122,15 +123,17 @@ class Sources:
         found = self._engines
         if found is None:
             return None
-        sampled_at = {_name(pod): at for pod in pods if (at := found.sampled_at.get(_name(pod))) is not None}
-        created = {_name(pod): pod.created for pod in pods if pod.created is not None}
+        sampled_at = {
+            pod.address.path: at for pod in pods if (at := found.sampled_at.get(pod.address.path)) is not None
+        }
+        created = {pod.address.path: pod.created for pod in pods if pod.created is not None}
         own = {name: at for name, at in sampled_at.items() if at >= created.get(name, at)}
         return EngineSamples({name: found.by_pod[name] for name in own if name in found.by_pod}, own)
 
-    def _ages(self, pods: Iterable[PodFact]) -> list[float | None]:
+    def _ages(self, pods: Iterable[PodFact], engines: EngineSamples | None) -> list[float | None]:
         """Of the newest sample of each serving worker."""
-        engines = self._engines_of(serving := [pod for pod in pods if _serves(pod)])
-        times = [engines.sampled_at.get(_name(pod)) if engines is not None else None for pod in serving]
+        sampled_at = engines.sampled_at if engines is not None else {}
+        times = [sampled_at.get(pod.address.path) for pod in pods if _serves(pod)]
         return [None if at is None else max(self.clock.now() - at, 0.0) for at in times]
 
     def _compare(self, pods: Iterable[PodFact], engines: EngineSamples | None) -> None:
@@ -139,7 +142,9 @@ class Sources:
         both = [
             (metrics.running + (metrics.waiting or 0.0), float(sent[pod.address.uid]))
             for pod in pods
-            if pod.address.uid in sent and (metrics := told.get(_name(pod))) is not None and metrics.running is not None
+            if pod.address.uid in sent
+            and (metrics := told.get(pod.address.path)) is not None
+            and metrics.running is not None
         ]
         known = bool(both) and self._gateway_error is None and self._prometheus_error is None
         sums = [sum(side) for side in zip(*both, strict=True)] if known else [None, None]
@@ -201,11 +206,6 @@ class Sources:
         except OperatorError:
             state = None
         return pod.address.uid, _Told(self.clock.monotonic(), versions, state)
-
-
-def _name(pod: PodFact) -> str:
-    """As series are found by."""
-    return f"{pod.address.namespace}/{pod.address.name}"
 
 
 def _serves(pod: PodFact) -> bool:

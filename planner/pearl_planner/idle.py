@@ -67,8 +67,6 @@ def put_to_sleep(facts: Snapshot, result: Plan, message: str) -> Plan:
         if one.state is WorkerState.READY and one.activity is Activity.ACTIVE
     ]
     kept = [one for one in result.actions if not (isinstance(one, SetActivity) and one.activity is Activity.ACTIVE)]
-    touched = {one.uid for one in kept if isinstance(one, SetActivity)}
-    sleeps = [one for one in sleeps if one.uid not in touched]
     return replace(
         result,
         actions=(*kept, *sleeps),

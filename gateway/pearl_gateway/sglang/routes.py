@@ -43,9 +43,21 @@ _PUSHES = (
 
 
 def sglang_routes(
-    gateway: Gateway, inference: Inference, client: Callable[[Handler], Handler], running: Everywhere | None = None
+    gateway: Gateway,
+    inference: Inference,
+    client: Callable[[Handler], Handler],
+    work: Callable[[Handler], Handler],
+    running: Everywhere | None = None,
 ) -> list[Route]:
-    """Routes of one gateway; `client` guards a handler with the client token, `running`: None = this process's."""
+    """Routes of one gateway.
+
+    Args:
+        gateway: What answers.
+        inference: Its token path.
+        client: Guards a handler with the client token.
+        work: The same of a handler that asks for tokens.
+        running: Requests under way; None = this process's.
+    """
     api = _Sglang(gateway, inference, running or Here(Running(gateway.clock)))
     get = {
         ("/server_info", "/get_server_info"): api.server_info,
@@ -56,7 +68,6 @@ def sglang_routes(
         ("/flush_cache",): api.flush_cache,
     }
     post = {
-        ("/generate",): api.generate,
         ("/abort_request",): api.abort_request,
         ("/pause_generation",): api.pause,
         ("/continue_generation",): api.go_on,
@@ -67,6 +78,7 @@ def sglang_routes(
     }
     routes = [Route(path, client(handler), methods=["GET"]) for paths, handler in get.items() for path in paths]
     routes += [Route(path, client(handler), methods=["POST"]) for paths, handler in post.items() for path in paths]
+    routes.append(Route("/generate", work(api.generate), methods=["POST"]))
     return [*routes, Route("/health_generate", api.health_generate, methods=["GET"])]
 
 
@@ -80,7 +92,6 @@ class _Sglang:
         self._running = everywhere.here
 
     async def generate(self, request: Request) -> Response:
-        self._gateway.note_asked()
         body = await json_body(request)
         answer = await while_connected(request, self._generate(request, body))
         return Response(status_code=CLIENT_LEFT) if answer is None else json_response(answer)

@@ -168,3 +168,9 @@ async def test_what_slime_asks_an_external_engine_and_a_router(bench: Bench) -> 
     assert (await post(bench, "/workers", {"url": worker["url"]})).status_code == 202
     assert "operator's" in (await post(bench, "/workers", {"url": "http://elsewhere:1"})).json()["message"]
     assert (await bench.client.get("/server_info", headers={"Authorization": ""})).status_code == 401
+
+
+async def test_a_request_counts_as_asked_for_also_where_nobody_can_answer_it(bench: Bench) -> None:
+    assert bench.gateway.tally.asked_at is None
+    assert (await bench.client.post("/generate", json=request([1], 2), headers=SESSION)).status_code == 503
+    assert bench.gateway.tally.asked_at is not None
