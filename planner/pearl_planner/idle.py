@@ -59,7 +59,8 @@ def put_to_sleep(facts: Snapshot, result: Plan, message: str) -> Plan:
     What has to happen to pods (a notice, a smaller budget, a new template) still does: a new one starts, serves for a
     look, and sleeps.
     """
-    wanted = {key_of(slot) for slot in result.target.slots} if result.target is not None else set()
+    # Without a target (its status was lost) the fleet is what is wanted.
+    wanted = {key_of(one) for one in (facts.workers if result.target is None else result.target.slots)}
     own = [one for one in facts.workers if one.zone is not Zone.BORROWED and key_of(one) in wanted]
     sleeps = [
         SetActivity(one.uid, one.pod, Activity.ASLEEP)

@@ -146,3 +146,10 @@ def test_nothing_is_borrowed_while_nobody_asks(action: IdleAction) -> None:
     fleet.look()
     assert [(one.granted, one.reason) for one in fleet.answers] == [(False, "Idle")]
     assert all(one.zone is not Zone.BORROWED for one in fleet.pods.values())
+
+
+def test_a_fleet_whose_target_was_lost_with_its_status_sleeps_too() -> None:
+    fleet = started(SLEEP)
+    fleet.target, fleet.measurements = None, asked(700.0)
+    fleet.settle()
+    assert states(fleet) == [WorkerState.ASLEEP] * 3
