@@ -26,7 +26,7 @@ from pearl_simulator.emulator.engine import Engine
 from pearl_simulator.emulator.peers import LocalPeers, Peers, TcpPeers, serve_side_channel
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from pearl_simulator.emulator.config import EngineConfig
     from pearl_simulator.emulator.perturb import Perturbation
@@ -157,6 +157,14 @@ class EmulatedEngine:
         await self.stop()
 
 
+async def accept_no_more(servers: Iterable[asyncio.Server]) -> None:
+    """Let whoever is being accepted come in, and nobody else: asyncio leaves their socket open if it closes first."""
+    for server in servers:
+        for listener in server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+    await asyncio.sleep(0)
+
+
 class _Server(uvicorn.Server):
     """A server among others in one process: signals are not its business."""
 
@@ -173,6 +181,11 @@ class _Server(uvicorn.Server):
         """Wait for the end; uvicorn's own loop wakes ten times a second, which a hundred servers would feel."""
         self.server_state.default_headers = self.config.encoded_headers
         await self._ending.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End, with nobody left half accepted."""
+        await accept_no_more(self.servers)
+        await super().shutdown(sockets)
 
     def capture_signals(self) -> Any:
         """Leave the process's handlers alone."""

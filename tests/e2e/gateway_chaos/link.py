@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
+from pearl_simulator.emulator.serving import accept_no_more
+
 PREFILL, DECODE = b'"do_remote_decode": true', b'"do_remote_prefill": true'
 """What a request of either half of a hand-off has in its body."""
 _READ_BYTES = 1 << 16
@@ -43,6 +45,7 @@ class Link:
 
     async def close(self) -> None:
         if self._server is not None:
+            await accept_no_more([self._server])
             self._server.close()
         for task in list(self._tasks):
             task.cancel()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from pearl_api.names import Activity, Role
+from pearl_simulator.emulator.serving import accept_no_more
 from pearl_worker.api import Tokens, build_api
 from pearl_worker.device import FakeDevice
 from pearl_worker.engine import Engine
@@ -19,6 +20,7 @@ from pearl_worker.weights import CheckedSource
 from pearl_worker.worker import Worker
 
 if TYPE_CHECKING:
+    import socket
     from pathlib import Path
 
     from gateway_chaos.launch import Launcher
@@ -46,6 +48,10 @@ class PlayedDevice:
 
 
 class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await accept_no_more(self.servers)
+        await super().shutdown(sockets)
+
     def capture_signals(self) -> Any:
         return contextlib.nullcontext()
 

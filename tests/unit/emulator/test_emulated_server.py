@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import socket
 from typing import Any
 
 import httpx
@@ -12,6 +14,7 @@ import pytest
 from pearl_planner.engine.tables import load_table
 from pearl_simulator.emulator import EmulatedEngine, EngineConfig, Perturbation, emulated_fleet
 from pearl_simulator.emulator.cli import main
+from pearl_simulator.emulator.serving import accept_no_more
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 PROMPT = list(range(50))
@@ -159,3 +162,17 @@ async def test_salts_that_vllm_refuses_are_refused(salt: str) -> None:
         refused = await generate(engine, cache_salt=salt)
         assert (refused.status_code, "'cache_salt' must be" in refused.text) == (400, True)
         assert len(answer(await generate(engine, cache_salt="weights-1"))) == 5
+
+
+@pytest.mark.parametrize("ticks", range(4))
+async def test_nobody_is_left_half_accepted_by_a_server_that_closes(ticks: int) -> None:
+    """Two ticks after it connected asyncio has accepted it, and not told the server: its socket stayed open."""
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    with socket.socket() as client:
+        client.connect(server.sockets[0].getsockname())
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await accept_no_more([server])
+        server.close()
+        await asyncio.sleep(0.01)
+    gc.collect()  # what is unclosed fails the test here
