@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,26 @@ def in_flight(fleet: Fleet, uid: str) -> int:
     return next((worker.in_flight for worker in fleet.stats().workers if worker.uid == uid), 0)
 
 
+def loan_status(fleet: Fleet) -> dict[str, Any]:
+    loan = fleet.api.get(f"/apis/pearl.dev/v1alpha1/namespaces/{TRAINERS}/gpuloans/trainer-0")
+    assert loan is not None
+    status: dict[str, Any] = loan["status"]
+    return status
+
+
+@contextmanager
+def operator_dead(installation: Installation) -> Iterator[None]:
+    """No operator pod inside the block, and a ready one after it."""
+    kubectl = installation.cluster.kubectl
+    kubectl("-n", NAMESPACE, "scale", "deployment/pearl-operator", "--replicas=0")
+    kubectl("-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=pearl-operator")
+    try:
+        yield
+    finally:
+        kubectl("-n", NAMESPACE, "scale", "deployment/pearl-operator", "--replicas=1")
+        kubectl("-n", NAMESPACE, "rollout", "status", "deployment/pearl-operator", "--timeout=120s")
+
+
 def forget_past_loans(fleet: Fleet) -> None:
     """These loans end as soon as they serve; of a trainer that does so always, the gate would take none at first."""
     path = f"/apis/pearl.dev/v1alpha1/namespaces/{TRAINERS}/gpuloans/trainer-0/status"
@@ -138,9 +159,7 @@ def test_lend_serves_and_reclaim_is_in_time_with_turns_in_flight(trainer: Traine
     answer = reclaim_under_load(trainer, quickstart)
     assert answer["free"], answer
     assert answer["seconds"] < RECLAIM_SECONDS
-    loan = quickstart.api.get(f"/apis/pearl.dev/v1alpha1/namespaces/{TRAINERS}/gpuloans/trainer-0")
-    assert loan is not None
-    assert loan["status"]["epoch"] == answer["epoch"]
+    assert loan_status(quickstart)["epoch"] == answer["epoch"]
 
 
 def test_reclaim_is_in_time_with_kv_pinned_for_a_decode_worker(trainer: Trainer, quickstart: Fleet) -> None:
@@ -170,16 +189,42 @@ def test_reclaim_is_in_time_with_the_operator_dead(
     trainer: Trainer, quickstart: Fleet, installation: Installation
 ) -> None:
     lend_until_serving(trainer, quickstart)
-    cluster = installation.cluster
-    cluster.kubectl("-n", NAMESPACE, "scale", "deployment/pearl-operator", "--replicas=0")
-    cluster.kubectl("-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/component=operator")
-    try:
+    with operator_dead(installation):
         answer = reclaim_under_load(trainer, quickstart)
-    finally:
-        cluster.kubectl("-n", NAMESPACE, "scale", "deployment/pearl-operator", "--replicas=1")
-        cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/pearl-operator", "--timeout=120s")
     assert answer["free"], answer
     assert answer["seconds"] < RECLAIM_SECONDS
+
+
+def test_borrowers_deleted_by_hand_with_the_operator_dead_are_not_lent_again_by_themselves(
+    trainer: Trainer, quickstart: Fleet, installation: Installation
+) -> None:
+    lend_until_serving(trainer, quickstart)
+    before = borrower(quickstart)["metadata"]["uid"]
+    with operator_dead(installation):
+        installation.cluster.kubectl(
+            "-n", TRAINERS, "delete", "pod", "-l", "pearl.dev/loan=trainer-0", "--timeout=120s"
+        )
+    wait_for(
+        lambda: ((loan := loan_status(quickstart))["phase"], loan["reason"]) == ("Idle", "BorrowersGone") or None,
+        seconds=60,
+        what="the loan is over",
+    )
+    wait_for(
+        lambda: (
+            any(
+                pod["metadata"]["uid"] != before
+                for pod in quickstart.workers()
+                if pod["metadata"]["namespace"] == TRAINERS
+            )
+            or None
+        ),
+        seconds=60,
+        what="a borrower pod was made again",
+    )
+    state = wait_for(lambda: _agent_or_none(quickstart), seconds=60, what="its agent answers")
+    assert state.engine_pid is None
+    answer = trainer.tell(f"reclaim {RECLAIM_SECONDS}")
+    assert answer["free"], answer
 
 
 def test_an_agent_restarted_after_a_reclaim_starts_no_engine(

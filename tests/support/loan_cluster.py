@@ -59,16 +59,22 @@ def trainer_pod(name: str = "trainer-0", *, gpus: int = 2, node: str = "node-1",
 
 @dataclass
 class Network(httpx2.AsyncBaseTransport):
-    """Routes by host name to the ASGI applications; what is down refuses connections."""
+    """Routes by host name to the ASGI applications; what is down refuses connections.
+
+    The host of an agent is its pod's name, and its UID as trainers have it: a pod made anew has another address.
+    """
 
     operator: FastAPI
     pods: dict[str, BorrowerPod]
     operator_up: bool = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        host = request.url.host
+        host, _, uid = request.url.host.partition(".")
         pod = self.pods.get(host)
-        up = pod.reachable if pod is not None else host == "operator" and self.operator_up
+        if pod is not None:
+            up = pod.reachable and uid in ("", pod.settings.pod_uid)
+        else:
+            up = host == "operator" and self.operator_up
         if not up:
             raise httpx2.ConnectError("connection refused", request=request)
         app = pod.app if pod is not None else self.operator
@@ -124,7 +130,7 @@ class Keys:
 
 class Resolver:
     def agent(self, pod: PodAddress) -> str | None:
-        return f"http://{pod.name}" if pod.ip else None
+        return f"http://{pod.name}.{pod.uid}" if pod.ip else None
 
     def gateway(self, rollout: RolloutKey) -> str:
         return f"http://{rollout.name}-gateway:8080"

@@ -166,9 +166,14 @@ class Follower:
         if now is None or _over(now) or rollout is None or rollout.deleting or rollout.spec is None:
             return  # deleted rollouts are pruned when they are gone
         loan, memory.access = now, now.spec.access.value
+        left = self._without_borrowers(loan)
+        if left is not None:
+            memory.trainer_checked_at = None  # did they go with it?
         if not await self._trainer_lives(loan, memory):
             await self.end(loan, LoanPhase.LOST)
             return
+        if left is not None:
+            loan = await self._gone(loan, left)
         await self._mend(loan, rollout)
         status = loan.status
         if status.phase in _FOLLOWED:
@@ -178,6 +183,17 @@ class Follower:
         elif status.phase is LoanPhase.ASLEEP:
             status = record.cooling(status)
         await self.world.write(loan, self._with_time(status, memory))
+
+    def _without_borrowers(self, loan: LoanFact) -> GPULoanStatus | None:
+        there = {pod.address.uid for pod in self.world.store.borrowers(loan)}
+        status = record.without_borrowers(loan.status, there, now=self.world.clock.now())
+        return None if status is loan.status else status
+
+    async def _gone(self, loan: LoanFact, left: GPULoanStatus) -> LoanFact:
+        where = f"{loan.namespace}/{loan.name}"
+        log.warning("no borrower of this loan is left: it is over", extra={"loan": where, "epoch": left.epoch})
+        self.world.wake(loan.rollout)
+        return await self.world.write(loan, left)
 
     def _with_time(self, status: GPULoanStatus, memory: Memory) -> GPULoanStatus:
         """What ends by time: the cool-down, and offers that nobody repeats."""

@@ -191,7 +191,8 @@ class Lender:
 
     async def _granting(self, loan: LoanFact, request: LendRequest, epoch: int) -> None:
         offered = self._offer_of(loan, request, LoanReason.GRANTED)
-        await self.world.write(loan, record.granting(offered, epoch, now=self.world.clock.now()))
+        holders = {pod.address.name: pod.address.uid for pod in self.world.store.borrowers(loan)}
+        await self.world.write(loan, record.granting(offered, epoch, now=self.world.clock.now(), holders=holders))
 
     async def _withdraw(self, loan: LoanFact) -> None:
         status = loan.status.model_copy(update={"phase": LoanPhase.OFFERED, "reason": LoanReason.AGENT_UNAVAILABLE})

@@ -20,6 +20,9 @@ class LoanReason(StrEnum):
     SUPERSEDED = "Superseded"
     WITHDRAWN = "Withdrawn"
     """The trainer took its GPUs back while the offer waited."""
+    # ends of loans that nobody asked for
+    BORROWERS_GONE = "BorrowersGone"
+    """No borrower pod of the loan exists any more: deleted by hand, evicted, or gone with its node."""
     # refused calls
     NOT_AUTHENTICATED = "NotAuthenticated"
     NOT_A_POD = "NotAPod"

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 from pearl_api.loan import GPULoanStatus, LoanPhase, LoanSlot, PastLoan
 from pearl_api.wire.worker import WorkerPhase
 from pearl_operator.clock import from_rfc3339, to_rfc3339
+from pearl_operator.loans.problems import LoanReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from pearl_api.loan import AccessExplanation
     from pearl_api.wire.loans import ReclaimedNotice
@@ -31,7 +32,6 @@ _COMING_UP: Final = (WorkerPhase.STARTING, WorkerPhase.WAKING)
 _KEPT: Final = 5
 IDLE_WEIGHT: Final = 0.3
 """Of the newest idle time in the decaying average; that of the simulator's trainers."""
-_GRANTED: Final = "Granted"
 
 
 class Before(Enum):
@@ -44,7 +44,7 @@ class Before(Enum):
 def answered_before(loans: Iterable[LoanFact], request_id: str) -> Before | None:
     """Whether this very request was granted to all these loans, by whichever process; None = decide on it."""
     known = [loan.status for loan in loans]
-    if not known or any((status.request_id, status.reason) != (request_id, _GRANTED) for status in known):
+    if not known or any((status.request_id, status.reason) != (request_id, LoanReason.GRANTED) for status in known):
         return None
     one_epoch = len({status.epoch for status in known}) == 1
     return Before.STANDS if one_epoch and all(status.phase in ACTIVE for status in known) else Before.OVER
@@ -76,21 +76,26 @@ def offered(
     )
 
 
-def granting(status: GPULoanStatus, epoch: int, *, now: float) -> GPULoanStatus:
-    """A new epoch is about to be granted; to be stored first.
+def granting(
+    status: GPULoanStatus, epoch: int, *, now: float, holders: Mapping[str, str] | None = None
+) -> GPULoanStatus:
+    """A new epoch is about to be granted to `holders` (UIDs by pod name; None = as enrolled); to be stored first.
 
     Raises:
         ValueError: the epoch does not grow.
     """
     if epoch <= status.epoch:
         raise ValueError(f"loan epoch {epoch} is not above {status.epoch}")
+    known = holders or {}
+    slots = [slot.model_copy(update={"uid": known.get(slot.pod, slot.uid)}) for slot in status.slots]
     return status.model_copy(
         update={
             "phase": LoanPhase.GRANTED,
             "epoch": epoch,
             "granted_at": to_rfc3339(now),
             "serving_at": None,
-            "reason": _GRANTED,
+            "slots": slots,
+            "reason": LoanReason.GRANTED.value,
         }
     )
 
@@ -116,10 +121,22 @@ def observed(status: GPULoanStatus, states: Mapping[str, WorkerState | None], *,
     return status
 
 
+def without_borrowers(status: GPULoanStatus, there: Collection[str], *, now: float) -> GPULoanStatus:
+    """No pod that was granted the epoch is among those (UIDs) that are `there`: the loan is over.
+
+    Pods made in their place have the same names and hold no grant. Nobody read the device, so `free` is unknown.
+    """
+    granted = {slot.uid for slot in status.slots if slot.uid is not None}
+    if status.phase not in ACTIVE or not granted or not granted.isdisjoint(there):
+        return status
+    update = {"phase": LoanPhase.COOLING_DOWN, "reason": LoanReason.BORROWERS_GONE.value}
+    return _ended(status, now=now, free=None).model_copy(update=update)
+
+
 def _slot(slot: LoanSlot, state: WorkerState | None) -> LoanSlot:
     if state is None:
         return slot
-    return slot.model_copy(update={"phase": state.phase.value, "uid": state.pod_uid or slot.uid})
+    return slot.model_copy(update={"phase": state.phase.value, "uid": slot.uid or state.pod_uid})
 
 
 def _observed_active(status: GPULoanStatus, heard: list[WorkerState], now: float) -> GPULoanStatus:

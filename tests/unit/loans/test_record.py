@@ -147,3 +147,14 @@ def test_an_idle_time_that_lasts_longer_than_the_past_ones_is_believed_to_last_a
         update={"phase": LoanPhase.OFFERED, "offered_at": to_rfc3339(T + 100)}
     )
     assert [expected_idle_seconds(status, now=T + 100 + passed) for passed in (0, 4, 10, 60)] == [10, 6, 10, 60]
+
+
+def test_a_loan_is_over_when_no_pod_that_was_granted_it_exists_whatever_was_made_in_their_place() -> None:
+    offered = record.offered(enrolled(), request_id="r", cap_seconds=None, reason="BorrowersStarting", now=T)
+    status = record.granting(offered, 1, now=T, holders={"b-0": "first", "b-1": "second"})
+    # An agent of a new pod of that name answers: the grant stays the former pod's.
+    status = record.observed(status, both(agent(WorkerPhase.COLD, epoch=0, granted=False), None), now=T + 1)
+    assert record.without_borrowers(status, {"second", "u"}, now=T + 2) is status
+    over = record.without_borrowers(status, {"u"}, now=T + 2)
+    assert (over.phase, over.reason, over.history[-1].free) == (LoanPhase.COOLING_DOWN, "BorrowersGone", None)
+    assert record.without_borrowers(over, {"u"}, now=T + 3) is over
