@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +11,7 @@ from starlette.responses import Response
 
 from pearl_api.tokens import matches
 from pearl_gateway.errors import GatewayError, bad_request
+from pearl_gateway.jsons import dumps, loads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
@@ -32,7 +32,7 @@ async def json_body(request: Request) -> dict[str, Any]:
         GatewayError: it is none.
     """
     try:
-        body = json.loads(await request.body(), parse_constant=_no_number)
+        body = loads(await request.body(), _no_number)
     except ValueError as error:
         raise bad_request(f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -48,7 +48,7 @@ def _no_number(name: str) -> None:
 
 def json_response(content: Any, status: int = HTTPStatus.OK, headers: dict[str, str] | None = None) -> Response:
     """A compact JSON answer."""
-    body = json.dumps(content, separators=(",", ":")).encode()
+    body = dumps(content)
     return Response(body, status, headers, media_type="application/json")
 
 
@@ -130,7 +130,7 @@ class EventStream(Response):
                 async for event in events:
                     await _send_event(send, event)
             except GatewayError as error:
-                await _send_event(send, json.dumps(openai_error(error), separators=(",", ":")).encode())
+                await _send_event(send, dumps(openai_error(error)))
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
 

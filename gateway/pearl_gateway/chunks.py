@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from pearl_gateway.errors import (
     EngineStalledError,
     EngineUnreachableError,
 )
+from pearl_gateway.jsons import loads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _DEFAULT_VERSION = "default"
 """What the engine calls weights that nobody labelled: version 0, the model as it was started."""
 _DRAIN_SECONDS = 0.05
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +64,55 @@ async def read_chunks(
     """
     loop = asyncio.get_running_loop()
     pending = b""
-    deadline = first_deadline
-    while True:
-        try:
-            async with asyncio.timeout_at(deadline):
-                data = await response.content.readany()
-        except TimeoutError:
+    patience = _Patience(response, first_deadline)
+    try:
+        while True:
+            data = await response.content.readany()
+            if not data:
+                raise EngineUnreachableError(f"{url}: the stream ended without a finish reason")
+            pending += data
+            events = pending.split(b"\n\n")
+            pending = events.pop()
+            chunk = _merge(events, url)
+            if chunk is None:
+                continue
+            patience.until = None
+            yield chunk
+            patience.until = loop.time() + stall_seconds
+            if chunk.finish_reason is not None:
+                patience.end()
+                await _drain(response)
+                return
+    except aiohttp.ClientError:
+        if patience.over:
             raise EngineStalledError(f"{url}: silent past its deadline") from None
-        if not data:
-            raise EngineUnreachableError(f"{url}: the stream ended without a finish reason")
-        pending += data
-        events = pending.split(b"\n\n")
-        pending = events.pop()
-        chunk = _merge(events, url)
-        if chunk is None:
-            continue
-        deadline = loop.time() + stall_seconds
-        yield chunk
-        if chunk.finish_reason is not None:
-            await _drain(response)
-            return
+        raise
+    finally:
+        patience.end()
+
+
+class _Patience:
+    """Breaks a response off that is silent for too long: one timer for all its reads, which looks when it fires."""
+
+    def __init__(self, response: aiohttp.ClientResponse, until: float) -> None:
+        self.until: float | None = until
+        """Of the loop's clock; None while nobody reads."""
+        self.over = False
+        self._response = response
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_at(until, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if self.until is not None and self.until <= now:
+            self.over = True
+            self._response.close()
+        else:
+            self._timer = self._loop.call_at(self.until or now + _LOOK_SECONDS, self._look)
+
+    def end(self) -> None:
+        """Not needed any more."""
+        self._timer.cancel()
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
@@ -98,7 +128,7 @@ def _merge(events: list[bytes], url: str) -> Chunk | None:
     for event in events:
         if not event.startswith(b"data: {"):
             continue
-        message = json.loads(event[6:])
+        message = loads(event[6:])
         if "error" in message:
             raise _failed(message, url)
         for choice in message["choices"]:

@@ -13,7 +13,6 @@ Bodies of requests that are being answered are bounded in `bodies`.
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections import Counter
 from http import HTTPStatus
@@ -24,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pearl_gateway.asgi import openai_error
 from pearl_gateway.errors import GatewayError, bad_request, try_later
+from pearl_gateway.jsons import dumps
 
 if TYPE_CHECKING:
     from asyncio import Transport
@@ -224,7 +224,7 @@ def _too_many(most: int) -> GatewayError:
 def _raw_answer(error: GatewayError) -> bytes:
     status = HTTPStatus(error.status)
     later = "" if error.retry_after_seconds is None else f"retry-after: {max(1, round(error.retry_after_seconds))}\r\n"
-    body = json.dumps(openai_error(error), separators=(",", ":")).encode()
+    body = dumps(openai_error(error))
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n{later}connection: close\r\n\r\n"

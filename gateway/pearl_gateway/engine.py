@@ -7,7 +7,6 @@ Wire: `POST /inference/v1/generate` (needs `--enable-scale-out`), `/v1/.../rende
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
@@ -25,6 +24,7 @@ from pearl_gateway.errors import (
     EngineUnreachableError,
     EngineWeightsError,
 )
+from pearl_gateway.jsons import dumps, loads
 from pearl_gateway.versions import ANY, WEIGHTS_HEADER, Accepted
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 GATE_HEADER = "x-pearl-gate"
 _SECONDS_HEADER = "x-pearl-seconds"
 """From the engine's guard: how long it took from request to answer."""
+_JSON = {"Content-Type": "application/json"}
 _TEXT_SECONDS = 30.0
 _PROBE_SECONDS = 2.0
 TURN_WAITS_SECONDS = 0.5
@@ -127,10 +128,11 @@ class EngineClient:
     ) -> aiohttp.ClientResponse:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._connect)
         path = url + "/inference/v1/generate"
-        headers = self._bearer(self._engine_token, url) | weights.headers()
+        headers = _JSON | self._bearer(self._engine_token, url) | weights.headers()
+        content = dumps(body)
 
         def send() -> Awaitable[aiohttp.ClientResponse]:
-            return self._session.post(path, json=body, headers=headers, timeout=timeout)
+            return self._session.post(path, data=content, headers=headers, timeout=timeout)
 
         call = asyncio.ensure_future(_once_more(send))
 
@@ -181,14 +183,15 @@ class EngineClient:
     ) -> tuple[Any, Mapping[str, str]]:
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect)
         try:
-            both = self._bearer(self._engine_token, url) | dict(headers or {})
+            both = _JSON | self._bearer(self._engine_token, url) | dict(headers or {})
+            content = dumps(body)
 
             def send() -> Awaitable[aiohttp.ClientResponse]:
-                return self._session.post(url + path, json=body, headers=both, timeout=timeout)
+                return self._session.post(url + path, data=content, headers=both, timeout=timeout)
 
             async with await _once_more(send) as response:
                 await _check(response, url)
-                return json.loads(await response.read()), response.headers
+                return loads(await response.read()), response.headers
         except aiohttp.ConnectionTimeoutError as error:
             raise EngineUnreachableError(f"{url}{path}: {error!r}") from error
         except TimeoutError:
@@ -267,7 +270,7 @@ def _number(text: str | None) -> float | None:
 
 def _refusal(content: bytes, text: str) -> tuple[str, object]:
     try:
-        body = json.loads(content)
+        body = loads(content)
         return str(body["error"]["message"]), body
     except (ValueError, KeyError, TypeError):
         return text, None

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pearl_gateway.turn_state import Turn
 
 _LOG = logging.getLogger(__name__)
+_FOLD_TOGETHER = 32
+"""Records that go into the profile at once: alone, one costs as much as the rest of a short turn."""
 _ROUTES = {
     RouteKind.COLOCATED: "colocated",
     RouteKind.DEGRADED: "colocated",
@@ -43,8 +45,20 @@ class Recorder:
         self._clock = clock
         self._elsewhere = elsewhere
         """Takes records where another process keeps the profile."""
-        self.profile = profile
+        self._profile = profile
+        self._unfolded: list[TurnRecord | TrajectoryRecord] = []
         self.profile_at: float | None = None
+        """When the newest record came."""
+
+    @property
+    def profile(self) -> Profile | None:
+        """Of everything that was added; None = nothing was."""
+        return self._fold() if self._unfolded else self._profile
+
+    def _fold(self) -> Profile:
+        records, self._unfolded = self._unfolded, []
+        self._profile = update(self._profile, records)
+        return self._profile
 
     def count(self, turn: Turn) -> None:
         """Totals of one finished turn."""
@@ -107,9 +121,11 @@ class Recorder:
         if self._elsewhere is not None:
             self._elsewhere(record)
             return
-        self.profile = update(self.profile, [record])
-        profile, self.profile_at = self.profile, self._clock()
-        self._store(lambda storage: storage.write_profile(profile))
+        self._unfolded.append(record)
+        self.profile_at = self._clock()
+        if len(self._unfolded) >= _FOLD_TOGETHER:
+            self._fold()
+        self._store(lambda storage: storage.write_profile(self._fold))
 
     def _store(self, write: Callable[[Storage], None]) -> None:
         """A full disk costs what a restart would need, not the answer that is there: it is counted and said."""

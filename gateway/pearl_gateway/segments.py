@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from typing import TYPE_CHECKING, Any
+
+from pearl_gateway.jsons import dumps, loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ class Segments:
             self._open(self.numbers[-1] + 1)
             offset = 0
         try:
-            self._file.write(json.dumps(content, separators=(",", ":")).encode() + b"\n")
+            self._file.write(dumps(content) + b"\n")
             self._file.flush()
         except OSError:
             self._reopen(offset)
@@ -57,7 +58,7 @@ class Segments:
         """The line that `append` wrote there."""
         with self._path(number).open("rb") as file:
             file.seek(offset)
-            line: dict[str, Any] = json.loads(file.readline())
+            line: dict[str, Any] = loads(file.readline())
         return line
 
     def lines(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -104,7 +105,7 @@ class Segments:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        content: dict[str, Any] = json.loads(line)
+        content: dict[str, Any] = loads(line)
     except ValueError:
         return None  # a crash cut it short: what it said was never acknowledged
     return content

@@ -127,14 +127,14 @@ class Storage:
                 self._turns.drop(number)
                 del self._unfinished[number]
 
-    def write_profile(self, profile: Profile) -> None:
-        """Replace the sketch, at most every few seconds."""
+    def write_profile(self, made: Callable[[], Profile]) -> None:
+        """Replace the sketch with one that is made for it, at most every few seconds."""
         now = self._clock()
         if now - self._profile_written < _PROFILE_EVERY_SECONDS:
             return
         self._profile_written = now
         draft = self._profile_path.with_suffix(".tmp")
-        draft.write_text(json.dumps(profile.to_dict()))
+        draft.write_text(json.dumps(made().to_dict()))
         draft.replace(self._profile_path)
 
     def read_profile(self) -> Profile | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from pearl_gateway.answers import request_id, token_choice
+from pearl_gateway.jsons import dumps
 from pearl_gateway.tokens_out import TextStream
 from pearl_gateway.usage import StreamUsage, stream_usage, usage, usage_of
 
@@ -157,4 +157,4 @@ class _Said:
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, separators=(",", ":")).encode()
+    return dumps(content)

@@ -6,7 +6,6 @@ where it arrives.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from pearl_api.wire.gateway import HEADER_TRAJECTORY
 from pearl_gateway.asgi import error_response
 from pearl_gateway.bodies import BoundedBodies
 from pearl_gateway.errors import GatewayError
+from pearl_gateway.jsons import loads
 from pearl_gateway.processes.forward import forward
 from pearl_gateway.processes.homes import OWNER, home_of
 from pearl_gateway.sglang.routes import SESSION
@@ -83,7 +83,7 @@ def named(body: bytes) -> str | None:
     if not any(mark in body for mark in _UNSURE):
         return None
     try:
-        content: Any = json.loads(body)
+        content: Any = loads(body)
     except (ValueError, RecursionError):
         return None
     fields = content.get("pearl") if isinstance(content, dict) else None

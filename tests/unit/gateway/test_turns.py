@@ -353,7 +353,7 @@ async def test_a_turn_after_a_change_of_roles_is_recorded_as_moved(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[bool] = []
-    monkeypatch.setattr(records, "update", lambda profile, news: moved.extend(one.moved for one in news) or profile)
+    monkeypatch.setattr(records.Recorder, "add", lambda _, record: moved.append(record.moved))
     engine = await bench.engine()
     prompt = [1, 2, 3]
     for look in range(4):
