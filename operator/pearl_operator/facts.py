@@ -6,12 +6,14 @@ Each `*_fact` function is pure and accepts whatever the API server may send.
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
 from pearl_api import names, tokens
+from pearl_api.base import Model
 from pearl_api.loan import GPULoanSpec, GPULoanStatus
 from pearl_api.rollout import PearlRolloutSpec, PearlRolloutStatus
 from pearl_operator.clock import from_rfc3339
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from pearl_operator.ports import Object
 
+Stored = TypeVar("Stored", bound=Model)
 _WORKER_NAME = re.compile(r"-w(?P<slot>\d+)-(?P<incarnation>\d+)$")
 
 
@@ -259,12 +262,33 @@ def node_fact(body: Object) -> NodeFact:
     )
 
 
+def _known(model: type[Stored], body: Any) -> Stored:
+    """What an operator wrote, without fields of another release; they were no user's wish.
+
+    Raises:
+        ValidationError: anything else is wrong with it.
+    """
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        unknown = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
+        if len(unknown) < error.error_count():
+            raise
+    left = deepcopy(body)
+    for *path, name in unknown:
+        inner = left
+        for step in path:
+            inner = inner[step]
+        del inner[name]
+    return model.model_validate(left)
+
+
 def loan_fact(body: Object) -> LoanFact | None:
     """The fact of a GPULoan; None where this operator cannot read it."""
     meta = body["metadata"]
     try:
-        spec = GPULoanSpec.model_validate(body.get("spec"))
-        status = GPULoanStatus.model_validate(body.get("status") or {})
+        spec = _known(GPULoanSpec, body.get("spec"))
+        status = _known(GPULoanStatus, body.get("status") or {})
     except ValidationError:
         return None
     return LoanFact(
@@ -290,7 +314,7 @@ def rollout_fact(body: Object) -> RolloutFact:
         first = error.errors(include_url=False)[0]
         problem = f"spec.{'.'.join(map(str, first['loc']))}: {first['msg']}"
     try:
-        status = PearlRolloutStatus.model_validate(body.get("status") or {})
+        status = _known(PearlRolloutStatus, body.get("status") or {})
     except ValidationError:
         status = PearlRolloutStatus()
     return RolloutFact(

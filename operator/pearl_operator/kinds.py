@@ -37,6 +37,9 @@ LEASE: Final = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 TOKEN_REVIEW: Final = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
 ROLLOUT: Final = Kind(names.GROUP, names.VERSION, "pearlrollouts", "PearlRollout")
 LOAN: Final = Kind(names.GROUP, names.VERSION, "gpuloans", "GPULoan")
+CRD: Final = Kind(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
+)
 RESOURCE_CLAIM: Final = Kind("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim")
 RESOURCE_SLICE: Final = Kind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False)
 DEVICE_CLASS: Final = Kind("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", namespaced=False)

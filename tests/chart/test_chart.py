@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pearl_api.crd import RESOURCES
+from pearl_operator import upgrade_crds
 from pearl_operator.settings import from_env
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def test_the_chart_has_no_lint(helm: Helm, request: pytest.FixtureRequest) -> No
 
 def test_every_pod_satisfies_pod_security_restricted(render: Render) -> None:
     templates = pod_templates(render())
-    assert set(templates) == {"pearl-operator", "pearl-uninstall"}
+    assert set(templates) == {"pearl-operator", "pearl-uninstall", "pearl-crds"}
     for template in templates.values():
         pod = template["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -111,7 +113,7 @@ def test_resource_claims_may_be_read_where_trainers_are_and_only_if_claims_are_s
     assert readers(render(trainerNamespaces=trainers)) == {"rollouts", "train-a"}
     without = render(trainerNamespaces=trainers, sharedClaims={"enabled": False})
     assert readers(without) == set()
-    (role,) = [item for item in without if item["kind"] == "ClusterRole"]
+    role = one(without, "ClusterRole", "pearl-operator-rollouts")
     assert ("deviceclasses", "list") not in granted(role)
 
 
@@ -186,3 +188,32 @@ def test_the_operators_resources_are_its_own(render: Render) -> None:
         "requests": {"cpu": "100m", "memory": "192Mi"},
         "limits": {"cpu": 2, "memory": "512Mi"},
     }
+
+
+def hook(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [item for item in objects if "crds" in item["metadata"]["name"]]
+
+
+def test_the_crds_are_upgraded_before_everything_else_by_an_account_that_goes_with_its_job(render: Render) -> None:
+    made = hook(render())
+    assert [item["kind"] for item in made] == ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"]
+    for item in made:
+        said = item["metadata"]["annotations"]
+        assert said["helm.sh/hook"] == "pre-install,pre-upgrade"
+        assert said["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
+    weights = [int(item["metadata"]["annotations"]["helm.sh/hook-weight"]) for item in made]
+    assert weights == sorted(weights)
+    assert weights[-1] > weights[-2], "the Job comes after its rights"
+    pod = made[-1]["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == made[0]["metadata"]["name"]
+    assert pod["containers"][0]["command"] == ["python", "-m", upgrade_crds.__name__]
+    assert {name for rule in made[1]["rules"] for name in rule["resourceNames"]} == {each.name for each in RESOURCES}
+    selector = one(render(), "Service", "pearl-operator")["spec"]["selector"]
+    assert not selector.items() <= made[-1]["spec"]["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    "values", [{"crds": {"upgrade": False}}, {"rbac": {"create": False}}, {"rbac": {"clusterScoped": False}}], ids=str
+)
+def test_the_crds_are_left_alone_without_leave(render: Render, values: dict[str, Any]) -> None:
+    assert hook(render(**values)) == []

@@ -12,7 +12,7 @@ import pytest
 
 import pearl_operator
 from pearl_dev.rbac.matrix import TRAINERS, Right, Where, resource_name, rights
-from pearl_dev.rbac.needs import NEEDS, NEVER, OPERATOR
+from pearl_dev.rbac.needs import CRDS, GATEWAY, NEEDS, NEVER
 from pearl_dev.rbac.reference import page
 from pearl_operator import kinds
 from pearl_operator.settings import from_env
@@ -61,7 +61,7 @@ def test_the_code_that_is_said_to_need_a_right_speaks_of_its_resource() -> None:
     for need in NEEDS:
         source = inspect.getsource(importlib.import_module(need.module))
         plural = need.resource.partition("/")[0]
-        spoken = f"kinds.{plurals[plural]}" if need.account == OPERATOR else plural.partition(".")[0][:-1]
+        spoken = f"kinds.{plurals[plural]}" if need.account != GATEWAY else plural.partition(".")[0][:-1]
         if spoken not in source:
             silent.append((need.module, need.resource))
     assert silent == []
@@ -122,4 +122,4 @@ def test_without_rbac_create_nothing_is_granted(render: Render) -> None:
 
 def test_no_other_service_account_has_a_right(render: Render) -> None:
     granted: set[Right] = rights(render(trainerNamespaces=[TRAINERS]))
-    assert {each.account for each in granted} == {"pearl-operator", "pearl-gateway"}
+    assert {each.account for each in granted} == {"pearl-operator", "pearl-gateway", CRDS}

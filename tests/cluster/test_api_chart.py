@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from pearl_api import names
+from pearl_dev.errors import CommandError
 from pearl_dev.images import build
 from pearl_dev.product import operator_recipe
 from pearl_dev.progress import Progress
@@ -54,11 +55,11 @@ class Release:
         repository, _, tag = image.rpartition(":")
         self.values = {"image": {"repository": repository, "tag": tag}, "trainerNamespaces": [TRAINERS]}
 
-    def install(self) -> str:
+    def install(self, command: str = "install") -> str:
         values = self.cluster.paths.root / "api-chart-values.json"
         values.write_text(json.dumps(self.values))
         return self.cluster.helm(
-            *("install", "pearl", CHART, "--namespace", NAMESPACE, "--values", str(values)),
+            *(command, "pearl", CHART, "--namespace", NAMESPACE, "--values", str(values)),
             *("--wait", "--timeout", "90s"),
         )
 
@@ -107,7 +108,9 @@ def test_uninstalling_leaves_the_rollouts_alone_and_reinstalling_picks_them_up(r
         assert release.names(kind) == set(), kind
     assert not [name for name in release.names("serviceaccounts") if name != "default"]
     for kind in ("clusterroles", "clusterrolebindings"):
-        assert f"pearl-operator-{NAMESPACE}" not in cluster.kubectl("get", kind, "-o", "name")
+        left = cluster.kubectl("get", kind, "-o", "name")
+        assert f"pearl-operator-{NAMESPACE}" not in left
+        assert f"pearl-crds-{NAMESPACE}" not in left, "the hook's rights go with it"
     assert cluster.get("pr", "quickstart", "-n", NAMESPACE)["metadata"]["uid"] == uid
     release.install()
     release.wait_for_fleet()
@@ -130,3 +133,32 @@ def test_an_operator_says_that_the_crds_are_of_another_version(release: Release)
         wait_until(complains, what="the operator's complaint about the CRD", timeout_seconds=30, every_seconds=1)
     finally:
         cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds/gpuloans.yaml"))
+
+
+def test_an_upgrade_of_the_release_upgrades_the_crds_and_takes_nothing_from_newer_ones(release: Release) -> None:
+    cluster = release.cluster
+    schema = "/spec/versions/0/schema/openAPIV3Schema"
+
+    def change(*patch: dict[str, Any]) -> None:
+        cluster.kubectl("patch", "crd", "gpuloans.pearl.dev", "--type=json", "-p", json.dumps(patch))
+
+    def description() -> str:
+        version = cluster.get("crd", "gpuloans.pearl.dev")["spec"]["versions"][0]
+        return str(version["schema"]["openAPIV3Schema"]["description"])
+
+    of_this_version = description()
+    older = {"op": "replace", "path": f"{schema}/description", "value": "A loan. Schema revision 000000000000."}
+    try:
+        change(older, {"op": "remove", "path": f"{schema}/properties/spec/properties/group"})
+        release.install("upgrade")
+        assert description() == of_this_version
+        change(
+            older, {"op": "add", "path": f"{schema}/properties/spec/properties/tomorrow", "value": {"type": "string"}}
+        )
+        with pytest.raises(CommandError):
+            release.install("upgrade")
+        said = cluster.kubectl("-n", NAMESPACE, "logs", "job/pearl-crds")
+        assert "gpuloans.pearl.dev in the cluster is of a newer release: it has spec.tomorrow" in said
+    finally:
+        cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds/gpuloans.yaml"))
+        release.install("upgrade")

@@ -57,6 +57,13 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext: {{- toYaml .Values.operator.securityContext | nindent 2 }}
 {{- end -}}
 
+{{/* Annotations of what upgrades the CRDs; the argument is the hook's weight. */}}
+{{- define "pearl.crdsHook" -}}
+helm.sh/hook: pre-install,pre-upgrade
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
 {{/* NetworkPolicy peers: agents, RL frameworks and trainers. */}}
 {{- define "pearl.clients" -}}
 - podSelector: {}

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 OPERATOR: Final = "pearl-operator"
 GATEWAY: Final = "pearl-gateway"
+CRDS: Final = "pearl-crds"
+"""Of the hook that upgrades the CRDs; it lives for the hook only."""
+_PACKAGES: Final = {OPERATOR: "pearl_operator", CRDS: "pearl_operator", GATEWAY: "pearl_gateway"}
+_DEFINITIONS: Final = "customresourcedefinitions.apiextensions.k8s.io"
 _LEASE: Final = ("pearl-operator",)
 _KEYS: Final = ("pearl-operator-keys",)
 
@@ -35,7 +39,7 @@ class Need:
 
 def _needs(account: str, where: Where, *rows: tuple[str, str, str, str]) -> Iterator[Need]:
     """`resource` or `resource=NAME`, verbs, module, reason."""
-    package = {OPERATOR: "pearl_operator", GATEWAY: "pearl_gateway"}[account]
+    package = _PACKAGES[account]
     for resource, verbs, module, why in rows:
         plural, _, name = resource.partition("=")
         names = (name,) if name else ()
@@ -121,6 +125,12 @@ NEEDS: Final = (
         ("deviceclasses.resource.k8s.io", "list", "loans.devices", "which kinds of claims there are"),
     ),
     *_needs(
+        CRDS,
+        Where.CLUSTER,
+        (f"{_DEFINITIONS}=pearlrollouts.pearl.dev", "get patch", "upgrade_crds", "upgrades it"),
+        (f"{_DEFINITIONS}=gpuloans.pearl.dev", "get patch", "upgrade_crds", "upgrades it"),
+    ),
+    *_needs(
         GATEWAY,
         Where.RELEASE,
         ("pods", "list watch", "cluster", "whom to route to"),
@@ -146,7 +156,10 @@ NEVER: Final = (
     *_never(OPERATOR, Where.CLUSTER, "secrets", "get list watch create"),
     *_never(OPERATOR, Where.CLUSTER, "pods", "get list watch create delete"),
     *_never(OPERATOR, Where.CLUSTER, "nodes", "patch update delete"),
-    *_never(OPERATOR, Where.CLUSTER, "customresourcedefinitions.apiextensions.k8s.io", "create patch update delete"),
+    *_never(OPERATOR, Where.CLUSTER, _DEFINITIONS, "create patch update delete"),
+    *_never(CRDS, Where.CLUSTER, _DEFINITIONS, "list create update delete"),
+    *_never(CRDS, Where.CLUSTER, "secrets", "get list watch create"),
+    *_never(CRDS, Where.RELEASE, "pods", "get list create delete"),
     *_never(GATEWAY, Where.RELEASE, "secrets", "get list watch create"),
     *_never(GATEWAY, Where.RELEASE, "pods", "create patch update delete"),
     *_never(GATEWAY, Where.RELEASE, "pearlrollouts.pearl.dev/status", "patch update"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pearl_api.reference import table
 from pearl_dev.rbac.matrix import TRAINERS, Right, Where, rights
-from pearl_dev.rbac.needs import GATEWAY, NEEDS, NEVER, OPERATOR
+from pearl_dev.rbac.needs import CRDS, GATEWAY, NEEDS, NEVER, OPERATOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +26,7 @@ server-side apply, whose answer holds the object, so whoever has the operator's 
 know, but find none."""
 _ACCOUNTS: Final = {
     OPERATOR: "The operator, and the pod that cleans up before `helm uninstall`.",
+    CRDS: "The pod that upgrades the CRDs before `helm install` and `helm upgrade`; its rights go with it.",
     GATEWAY: "The gateways of all rollouts of the release.",
 }
 _NONE: Final = """## Workers and trainers
@@ -36,6 +37,7 @@ not take; the operator has it reviewed to learn which pod calls."""
 _OFF: Final = {
     "`rbac.clusterScoped: false`": {"rbac": {"clusterScoped": False}},
     "`sharedClaims.enabled: false`": {"sharedClaims": {"enabled": False}},
+    "`crds.upgrade: false`": {"crds": {"upgrade": False}},
 }
 _ORDER: Final = ("get", "list", "watch", "create", "patch", "delete")
 
