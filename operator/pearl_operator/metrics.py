@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pearl_api.conditions import Condition
+    from pearl_operator.dcgm import GpuUse
     from pearl_operator.look import Look
     from pearl_operator.ports import RolloutKey
     from pearl_planner.types import Action, Worker
@@ -67,6 +68,18 @@ class Metrics:
             ("steps",),
             self.registry,
         )
+        self._gpu_busy = Known(
+            "pearl_worker_gpu_busy",
+            "Share of the time in which the workers' GPUs compute, 0 to 1, their mean; absent where DCGM tells none.",
+            ("zone", "role"),
+            self.registry,
+        )
+        self._gpu_memory = Known(
+            "pearl_worker_gpu_memory_bytes",
+            "Used memory of a worker's GPUs together, mean of the workers; absent where DCGM tells none.",
+            ("zone", "role"),
+            self.registry,
+        )
         self._plans = PlanMetrics(self.registry)
         self.watch_age = Gauge(
             "pearl_watch_age_seconds", "Time since any watch delivered an event.", registry=self.registry
@@ -94,6 +107,19 @@ class Metrics:
         self._model_scale.set(key, look.plan.memory.decode_scale, "decode")
         self._workers.set(key, Count(_state(worker) for worker in look.snapshot.workers))
         self._plans.looked(look)
+        self._gpus(look)
+
+    def _gpus(self, look: Look) -> None:
+        groups: dict[tuple[str, str], list[GpuUse]] = {}
+        for worker in look.snapshot.workers:
+            use = look.samples.gpus.get(worker.uid)
+            if use is not None:
+                groups.setdefault((worker.zone.value, worker.role.value), []).append(use)
+        for family in (self._gpu_busy, self._gpu_memory):
+            family.forget(look.rollout.key)
+        for by, uses in groups.items():
+            self._gpu_busy.set(look.rollout.key, _mean(use.busy for use in uses), *by)
+            self._gpu_memory.set(look.rollout.key, _mean(use.memory_bytes for use in uses), *by)
 
     def reported(self, key: RolloutKey, conditions: Iterable[Condition]) -> None:
         """The conditions that a rollout has now."""
@@ -125,9 +151,22 @@ class Metrics:
             self._condition,
         ):
             family.remove_by_labels(matching)
-        for of_rollout in (self._workers, self._condition_reason, self._model_scale, self._plans):
+        for of_rollout in (
+            self._workers,
+            self._condition_reason,
+            self._model_scale,
+            self._gpu_busy,
+            self._gpu_memory,
+            self._plans,
+        ):
             of_rollout.forget(key)
 
 
 def _state(worker: Worker) -> tuple[str, str, str]:
     return worker.zone.value, worker.role.value, WorkerState(worker.state).value
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None = none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pearl_api.rollout import PrometheusSpec
     from pearl_api.wire.gateway import GatewayStats
     from pearl_api.wire.worker import ActivityRequest, GrantRequest, LoanState, WorkerState
+    from pearl_operator.dcgm import GpuSample
     from pearl_operator.kinds import Kind
     from pearl_planner.types import WorkerMetrics
 
@@ -125,6 +126,9 @@ class Prometheus(Protocol):
 
     async def engines(self, rollout: RolloutKey, spec: PrometheusSpec) -> EngineSamples:
         """The engine series of one rollout."""
+
+    async def gpus(self, rollout: RolloutKey, spec: PrometheusSpec) -> list[GpuSample]:
+        """What DCGM's exporter tells of its GPUs; may hold strangers and the dead."""
 
 
 class Agents(Protocol):

@@ -1,4 +1,4 @@
-"""The `Prometheus` port: engine series of a rollout's pods, by PromQL.
+"""The `Prometheus` port: engine series of a rollout's pods, and what DCGM tells of their GPUs, by PromQL.
 
 Series are found by the target labels `namespace` and `pod` that every usual scrape configuration sets, and by the
 names that worker pods have. A series that an engine version does not export is unknown (None), never 0. Two servers
@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pearl_operator import dcgm
 from pearl_operator.calls import Receiver
 from pearl_operator.errors import Unavailable
 from pearl_operator.ports import EngineSamples
 from pearl_planner.types import WorkerMetrics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pearl_api.rollout import EngineQueries, PrometheusSpec
     from pearl_operator.http_json import HttpJson
     from pearl_operator.ports import RolloutKey
@@ -80,17 +83,10 @@ class PrometheusClient:
 
     async def engines(self, rollout: RolloutKey, spec: PrometheusSpec) -> EngineSamples:
         """All queries at once; one that fails makes the whole read fail."""
-        pods = f'pod=~"{rollout.name}-w[0-9]+-[0-9]+|.+-borrower-[0-9]+"'
-        how: dict[str, Any] = {
-            "token": await _token(spec.bearer_token_file),
-            "headers": spec.headers,
-            "context": await self._context(spec.ca_file),
-        }
+        pods = f'pod=~"{_names_of_pods(rollout)}"'
         asked = expressions(spec.queries)
-        answers = await asyncio.gather(
-            *(self._query(spec.url, expression.replace(PODS, pods), **how) for expression in asked.values())
-        )
-        series = dict(zip(asked, answers, strict=True))
+        answers = await self._ask(spec, [expression.replace(PODS, pods) for expression in asked.values()])
+        series = dict(zip(asked, map(by_pod, answers), strict=True))
         sampled_at = series.pop("sampled_at")
         known = sorted(set().union(*series.values()))
         return EngineSamples(
@@ -98,10 +94,22 @@ class PrometheusClient:
             sampled_at=sampled_at,
         )
 
-    async def _query(self, base: str, expression: str, **how: Any) -> dict[str, float]:
-        """Value by `namespace/pod`."""
+    async def gpus(self, rollout: RolloutKey, spec: PrometheusSpec) -> list[dcgm.GpuSample]:
+        """What DCGM's exporter tells; empty where nobody scrapes one."""
+        asked = dcgm.expressions(_names_of_pods(rollout))
+        return dcgm.samples(dict(zip(asked, await self._ask(spec, asked.values()), strict=True)))
+
+    async def _ask(self, spec: PrometheusSpec, asked: Iterable[str]) -> list[bytes]:
+        how: dict[str, Any] = {
+            "token": await _token(spec.bearer_token_file),
+            "headers": spec.headers,
+            "context": await self._context(spec.ca_file),
+        }
+        return await asyncio.gather(*(self._query(spec.url, expression, **how) for expression in asked))
+
+    async def _query(self, base: str, expression: str, **how: Any) -> bytes:
         url = base.rstrip("/") + "/api/v1/query"
-        return by_pod(await self.http.call(Receiver.PROMETHEUS, "GET", url, params={"query": expression}, **how))
+        return await self.http.call(Receiver.PROMETHEUS, "GET", url, params={"query": expression}, **how)
 
     async def _context(self, path: str | None) -> ssl.SSLContext | None:
         if path is None:
@@ -115,6 +123,10 @@ class PrometheusClient:
         except (OSError, ssl.SSLError) as error:
             raise Unavailable(f"metrics.prometheus.caFile {path!r} cannot be read: {error}") from error
         return known[1]
+
+
+def _names_of_pods(rollout: RolloutKey) -> str:
+    return f"{rollout.name}-w[0-9]+-[0-9]+|.+-borrower-[0-9]+"
 
 
 def expressions(own: EngineQueries) -> dict[str, str]:

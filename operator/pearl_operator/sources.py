@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pearl_api.loan import LoanPhase
 from pearl_api.names import COMPONENT_WORKER, Activity, Zone
 from pearl_operator.coverage import Agreement, Coverage, ScrapeTimes, quorum_age
+from pearl_operator.dcgm import of_pods
 from pearl_operator.errors import OperatorError
 from pearl_operator.ports import EngineSamples
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from pearl_api.rollout import PrometheusSpec
     from pearl_api.wire.gateway import GatewayStats
     from pearl_api.wire.worker import WorkerState
+    from pearl_operator.dcgm import GpuSample, GpuUse
     from pearl_operator.facts import LoanFact, PodFact
     from pearl_operator.ports import Agents, Clock, Gateway, Prometheus, RolloutKey
 
 _PROMETHEUS_EVERY_SECONDS: Final = 5.0
+_GPUS_EVERY_SECONDS: Final = 15.0
 _MAX_SCRAPES: Final = 64
 """Agents asked in one look; the others wait for the next."""
 _MOVING: Final = (LoanPhase.GRANTED, LoanPhase.WAKING, LoanPhase.DRAINING, LoanPhase.ASLEEP)
@@ -54,6 +57,8 @@ class Samples:
     prometheus_error: str | None = None
     agents: dict[str, WorkerState] = field(default_factory=dict)
     """By pod UID, of pods in transition only."""
+    gpus: dict[str, GpuUse] = field(default_factory=dict)
+    """By pod UID, where DCGM tells; for metrics only."""
 
 
 Versions = tuple[str, str]
@@ -84,6 +89,8 @@ class Sources:
     _engines: EngineSamples | None = None
     _prometheus_error: str | None = None
     _prometheus_asked_at: float | None = None
+    _gpus: list[GpuSample] = field(default_factory=list)
+    _gpus_asked_at: float | None = None
     _scrapes: ScrapeTimes = field(default_factory=ScrapeTimes)
     _agreement: Agreement = field(default_factory=Agreement)
     _told: dict[str, _Told] = field(default_factory=dict)
@@ -94,8 +101,11 @@ class Sources:
     ) -> Samples:
         """Asks all sources at once."""
         pods = tuple(pods)
-        _, _, agents = await asyncio.gather(
-            self._read_gateway(), self._read_prometheus(prometheus), self._read_agents(pods, loans)
+        agents, *_ = await asyncio.gather(
+            self._read_agents(pods, loans),
+            self._read_gateway(),
+            self._read_prometheus(prometheus),
+            self._read_gpus(prometheus),
         )
         engines = self._engines_of(pods)
         ages = self._ages(pods, engines)
@@ -111,6 +121,7 @@ class Sources:
             disagreement=self._agreement.problem,
             prometheus_error=self._prometheus_error,
             agents=agents,
+            gpus=of_pods(self._gpus, {pod.address.path: pod.address.uid for pod in pods}),
         )
 
     async def in_flight(self, uid: str) -> int | None:
@@ -175,6 +186,18 @@ class Sources:
         else:
             self._prometheus_error = None
             self._scrapes.note(self._engines.sampled_at)
+
+    async def _read_gpus(self, spec: PrometheusSpec | None) -> None:
+        """No decision waits for these: what cannot be read is unknown, and nobody is told."""
+        now = self.clock.monotonic()
+        if spec is None:
+            self._gpus, self._gpus_asked_at = [], None
+        elif self._gpus_asked_at is None or now - self._gpus_asked_at >= _GPUS_EVERY_SECONDS:
+            self._gpus_asked_at = now
+            try:
+                self._gpus = await self.prometheus.gpus(self.rollout, spec)
+            except OperatorError:
+                self._gpus = []
 
     async def _read_agents(self, pods: Iterable[PodFact], loans: Iterable[LoanFact]) -> dict[str, WorkerState]:
         """By pod UID; missing = unknown, and the pod's own conditions decide."""

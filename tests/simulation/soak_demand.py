@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from pearl_api.rollout import PrometheusSpec
     from pearl_api.wire.gateway import GatewayStats
+    from pearl_operator.dcgm import GpuSample
     from pearl_operator.ports import RolloutKey
 
 HOUR, DAY = 3600.0, 86400.0
@@ -265,6 +266,10 @@ class SoakPrometheus:
     down: bool = False
     wrong: bool = False
     """It answers, with NaN."""
+
+    async def gpus(self, rollout: RolloutKey, spec: PrometheusSpec) -> list[GpuSample]:
+        del rollout, spec
+        return []
 
     async def engines(self, rollout: RolloutKey, spec: PrometheusSpec) -> EngineSamples:
         del spec

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from pearl_api.rollout import PrometheusSpec
     from pearl_api.wire.worker import ActivityRequest, GrantRequest
+    from pearl_operator.dcgm import GpuSample
     from pearl_operator.facts import RolloutFact
     from pearl_operator.kinds import Kind
     from pearl_operator.look import Look
@@ -474,6 +475,8 @@ class FakeGateway:
 @dataclass
 class FakePrometheus:
     samples: EngineSamples = field(default_factory=lambda: EngineSamples({}, {}))
+    gpu_samples: list[GpuSample] | None = field(default_factory=list)
+    """None = these queries fail."""
     down: bool = False
 
     async def engines(self, rollout: RolloutKey, spec: PrometheusSpec) -> EngineSamples:
@@ -481,6 +484,12 @@ class FakePrometheus:
         if self.down:
             raise Unavailable("Prometheus does not answer")
         return self.samples
+
+    async def gpus(self, rollout: RolloutKey, spec: PrometheusSpec) -> list[GpuSample]:
+        del rollout, spec
+        if self.down or self.gpu_samples is None:
+            raise Unavailable("Prometheus does not answer")
+        return self.gpu_samples
 
 
 @dataclass

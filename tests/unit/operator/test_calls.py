@@ -21,10 +21,10 @@ from pearl_operator.gateway_client import GatewayClient
 from pearl_operator.http_json import HttpJson
 from pearl_operator.kube import KubeClient
 from pearl_operator.ports import PodAddress, RolloutKey
-from pearl_operator.prometheus import PrometheusClient
+from pearl_operator.prometheus import PrometheusClient, by_pod
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable
 
 ROLLOUT = RolloutKey("rl", "swe")
 POD = PodAddress("rl", "swe-w0-0", "u", "127.0.0.1")
@@ -90,6 +90,10 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
     ]
 
 
+async def parsed(answer: Awaitable[bytes]) -> None:
+    by_pod(await answer)
+
+
 async def test_each_kind_of_call_is_told_with_start_and_duration(base: str, lines: Any) -> None:
     calls = Calls(TickingClock())
     async with (
@@ -101,7 +105,7 @@ async def test_each_kind_of_call_is_told_with_start_and_duration(base: str, line
         for work in (
             GatewayClient(http, Keys(), Everybody(base)).stats(ROLLOUT),
             AgentClient(http, Keys(), Everybody(base)).state(ROLLOUT, POD),
-            PrometheusClient(http)._query(base, "up"),
+            parsed(PrometheusClient(http)._query(base, "up")),
         ):
             with pytest.raises(Unavailable):
                 await work
