@@ -46,6 +46,7 @@ class Operator:
     loans: LoanService
     lease: Lease
     app: FastAPI
+    calls: Calls
 
 
 async def assemble(settings: Settings, stack: AsyncExitStack) -> Operator:
@@ -79,4 +80,4 @@ async def assemble(settings: Settings, stack: AsyncExitStack) -> Operator:
     resync = Resync(kube, core.index, clock, settings)
     health = Health(clock, core.index, core.supervisor, lease, resync)
     app = build_app(WebParts(health, core.metrics, core.ring, settings.namespace, loans.router()))
-    return Operator(core.index, core.supervisor, resync, loans, lease, app)
+    return Operator(core.index, core.supervisor, resync, loans, lease, app, calls)

@@ -1,6 +1,7 @@
 """Calls to others: when each has ended, a line of the log (DEBUG) with its start and duration, and a histogram.
 
-`KubeClient` and `HttpJson` tell of every request they send. kopf's watches are its own.
+`KubeClient` and `HttpJson` tell of every request they send, `watch_calls` of kopf's, whose watches last for minutes:
+they are told when they begin and when they end, and counted all the while.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from pearl_operator.clock import to_rfc3339
 from pearl_operator.errors import described
@@ -41,6 +42,17 @@ class Call:
     """HTTP status of the answer; `none` until it came."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request, and when it was sent."""
+
+    to: Receiver
+    method: str
+    url: str
+    wall: float
+    monotonic: float
+
+
 class Calls:
     """The calls of one process; their series are in a registry of their own that the operator's takes in."""
 
@@ -55,10 +67,53 @@ class Calls:
             buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 6, 10),
         )
 
+        self._watch_seconds = Histogram(
+            "pearl_watch_seconds",
+            "Duration of watches that have ended, by resource.",
+            ("resource",),
+            registry=self.registry,
+            buckets=(0.1, 1, 10, 60, 120, 240, 290, 310, 330),
+        )
+        self._watch_events = Counter(
+            "pearl_watch_events", "Events that watches brought, bookmarks too.", ("resource",), registry=self.registry
+        )
+        self._watch_bytes = Counter("pearl_watch_bytes", "Their size.", ("resource",), registry=self.registry)
+
+    def sent(self, to: Receiver, method: str, url: str) -> Sent:
+        """A request is about to be sent; tokens and bodies are never told."""
+        return Sent(to, method, url, self._clock.now(), self._clock.monotonic())
+
+    def tell(self, sent: Sent, answer: str, failure: str | None = None) -> None:
+        """A call has ended; `answer` as in `Call`."""
+        seconds = self._clock.monotonic() - sent.monotonic
+        self._seconds.labels(sent.to.value, sent.method, answer).observe(seconds)
+        self._log("call", sent, seconds, {"answer": answer} | _error(failure))
+
+    def watch_began(self, sent: Sent) -> None:
+        """The API server has accepted a watch; `seconds` is how long that took."""
+        self._log("watch began", sent, self._clock.monotonic() - sent.monotonic, {})
+
+    def watch_brought(self, resource: str, events: int, size_bytes: int) -> None:
+        """A piece of its stream has come."""
+        self._watch_events.labels(resource).inc(events)
+        self._watch_bytes.labels(resource).inc(size_bytes)
+
+    def watch_ended(self, sent: Sent, resource: str, events: int, failure: str | None) -> None:
+        """The stream is over; `failure` None = by its time, or we closed it."""
+        seconds = self._clock.monotonic() - sent.monotonic
+        self._watch_seconds.labels(resource).observe(seconds)
+        self._log("watch ended", sent, seconds, {"events": events} | _error(failure))
+
+    def _log(self, message: str, sent: Sent, seconds: float, more: dict[str, Any]) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            what = {"to": sent.to.value, "method": sent.method, "url": sent.url}
+            when = {"started": to_rfc3339(sent.wall), "seconds": round(seconds, 6)}
+            log.debug(message, extra=what | when | more)
+
     @contextmanager
     def told(self, to: Receiver, method: str, url: str) -> Iterator[Call]:
-        """The block sends the request, reads the answer and says which it was; tokens and bodies are never told."""
-        call, started, began = Call(), self._clock.now(), self._clock.monotonic()
+        """The block sends the request, reads the answer and says which it was."""
+        call, sent = Call(), self.sent(to, method, url)
         failure: str | None = None
         try:
             yield call
@@ -66,9 +121,8 @@ class Calls:
             call.answer, failure = "none", described(error)
             raise
         finally:
-            seconds = self._clock.monotonic() - began
-            self._seconds.labels(to.value, method, call.answer).observe(seconds)
-            if log.isEnabledFor(logging.DEBUG):
-                what = {"to": to.value, "method": method, "url": url, "answer": call.answer}
-                when = {"started": to_rfc3339(started), "seconds": round(seconds, 6)}
-                log.debug("call", extra={**what, **when, **({"error": failure} if failure else {})})
+            self.tell(sent, call.answer, failure)
+
+
+def _error(failure: str | None) -> dict[str, Any]:
+    return {"error": failure} if failure else {}

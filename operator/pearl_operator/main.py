@@ -77,7 +77,7 @@ async def _work(operator: Operator, chosen: settings.Settings, stop: asyncio.Eve
     await _first_look(operator)
     kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
     watching = kopf.operator(
-        registry=build_registry(operator.index, chosen),
+        registry=build_registry(operator.index, chosen, operator.calls),
         settings=kopf_settings(chosen),
         namespaces=list(chosen.namespaces),
         standalone=True,

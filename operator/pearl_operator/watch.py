@@ -13,10 +13,12 @@ import kopf
 from pearl_api import names
 from pearl_operator import kinds
 from pearl_operator.index import key_of
+from pearl_operator.watch_calls import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pearl_operator.calls import Calls
     from pearl_operator.index import Index
     from pearl_operator.kinds import Kind
     from pearl_operator.settings import Settings
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 _WATCH_SECONDS: Final = 300  # whole seconds, as the API server wants them
 
 
-def build_registry(index: Index, settings: Settings) -> kopf.OperatorRegistry:
+def build_registry(index: Index, settings: Settings, calls: Calls) -> kopf.OperatorRegistry:
     """Handlers of one operator process; a registry of its own, no global one."""
     registry = kopf.OperatorRegistry()
     watched = [kinds.ROLLOUT, kinds.POD, kinds.LOAN]
@@ -38,8 +40,9 @@ def build_registry(index: Index, settings: Settings) -> kopf.OperatorRegistry:
         index.touch()
 
     @kopf.on.login(registry=registry, id="login")
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
+        found = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+        return None if found is None else session_of(found, calls)
 
     return registry
 
