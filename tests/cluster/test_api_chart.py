@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
+from absent_engine import restricted_namespace, rollout_of_absent_engine
 
 from pearl_api import names
 from pearl_dev.errors import CommandError
@@ -26,25 +26,6 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 CHART = str(ROOT / "charts/pearl")
 NAMESPACE, TRAINERS = "api-chart-test", "api-chart-trainers"
-
-
-def namespace(name: str) -> dict[str, Any]:
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-
-
-def rollout() -> dict[str, Any]:
-    """One worker whose image does not exist: its pod is made and never starts, which is enough here."""
-    manifest: dict[str, Any] = yaml.safe_load((ROOT / "examples/quickstart.yaml").read_text())
-    manifest["metadata"]["namespace"] = NAMESPACE
-    manifest["spec"] |= {
-        "model": {"name": "none", "uri": "none"},
-        "engine": {"image": "docker.io/pearl/absent:1"},
-        "capacity": {"reserved": {"gpus": 1}},
-        "weights": {},
-        "podTemplate": {"spec": {}},
-    }
-    return manifest
 
 
 class Release:
@@ -86,7 +67,7 @@ class Release:
 def release(cluster: Cluster) -> Iterator[Release]:
     recipe = operator_recipe()
     cluster.load_image(build(cluster.settings, recipe, Progress()))
-    cluster.apply(namespace(NAMESPACE), namespace(TRAINERS))
+    cluster.apply(restricted_namespace(NAMESPACE), restricted_namespace(TRAINERS))
     release = Release(cluster, recipe.tag)
     notes = release.install()
     assert f"kubectl -n {NAMESPACE} apply -f examples/quickstart.yaml" in notes
@@ -100,7 +81,7 @@ def release(cluster: Cluster) -> Iterator[Release]:
 
 def test_uninstalling_leaves_the_rollouts_alone_and_reinstalling_picks_them_up(release: Release) -> None:
     cluster = release.cluster
-    cluster.apply(rollout())
+    cluster.apply(rollout_of_absent_engine(NAMESPACE))
     release.wait_for_fleet()
     uid = cluster.get("pr", "quickstart", "-n", NAMESPACE)["metadata"]["uid"]
     release.uninstall()

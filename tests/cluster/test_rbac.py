@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from absent_engine import restricted_namespace, rollout_of_absent_engine
 
 from pearl_api import names
 from pearl_dev import binaries, chart
@@ -44,22 +45,10 @@ WITHOUT_HOOK = VALUES | {"crds": {"upgrade": False}}
 """A hook with an image that does not exist would be waited for."""
 
 
-def namespace(name: str) -> dict[str, Any]:
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-
-
 def rollout() -> dict[str, Any]:
-    manifest: dict[str, Any] = yaml.safe_load((ROOT / "examples/quickstart.yaml").read_text())
-    manifest["metadata"]["namespace"] = NAMESPACE
-    manifest["spec"] |= {
-        "model": {"name": "none", "uri": "pvc://models/none"},
-        "engine": {"image": "docker.io/pearl/absent:1"},
-        "weights": {"source": "pvc://weights/run"},
-        "capacity": {"reserved": {"gpus": 1}},
-        "podTemplate": {"spec": {}},
-    }
-    return manifest
+    """Every volume that a worker may have is one of its pods'."""
+    model, weights = {"name": "none", "uri": "pvc://models/none"}, {"source": "pvc://weights/run"}
+    return rollout_of_absent_engine(NAMESPACE, model=model, weights=weights)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +56,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
     """The chart, with an image that does not exist."""
     for crd in ("pearlrollouts", "gpuloans"):
         cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / f"crds/{crd}.yaml"))
-    cluster.apply(namespace(NAMESPACE), namespace(TRAINERS))
+    cluster.apply(restricted_namespace(NAMESPACE), restricted_namespace(TRAINERS))
     values = cluster.paths.root / "rbac-values.json"
     values.write_text(json.dumps(WITHOUT_HOOK))
     release = ("pearl", "--namespace", NAMESPACE)
