@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 
-.PHONY: help setup demo rl-loop test test-unit test-engine test-integrations test-cluster test-full lint format crds docs lock bench bench-loans bench-gateway bench-flips chaos-loans chaos-gateway soak clean
+.PHONY: help setup demo rl-loop test test-unit test-engine test-integrations test-cluster test-full lint format crds docs lock bench bench-loans bench-gateway bench-flips chaos-loans chaos-gateway chaos-fleet soak clean
 
 help: ## print the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -69,6 +69,9 @@ chaos-loans: setup ## break loans on the real local cluster, one thing and two a
 
 chaos-gateway: setup ## break everything behind the gateway, and the gateway, under load; check every token (JSON=FILE, ARGS: --help)
 	@PYTHONPATH=.:tests/e2e:tests/support $(PY) -m gateway_chaos $(if $(JSON),--json $(JSON)) $(ARGS)
+
+chaos-fleet: setup ## break nodes, control plane, network and metrics under a fleet on the real local cluster (ARGS="-k WORD")
+	@.venv/bin/pytest -v -m slow tests/e2e/test_fleet_chaos.py --timeout 1800 $(ARGS)
 
 soak: setup ## weeks of the operator on virtual time: nodes that come and go, loans, faults (JSON=FILE, ARGS='--weeks 4 --seed 1')
 	@PYTHONPATH=tests/simulation:tests/support $(PY) -m soak $(if $(JSON),--json $(JSON)) $(ARGS)

@@ -166,7 +166,13 @@ def connection_class(limits: Limits) -> type[Connection]:
 def server_config(app: ASGIApp, limits: Limits, **options: Any) -> uvicorn.Config:
     """Uvicorn's configuration of the gateway's port; `options` are its own: `host`, `port` and the like."""
     return uvicorn.Config(
-        app, http=connection_class(limits), ws="none", access_log=False, log_level="warning", **options
+        app,
+        http=connection_class(limits),
+        ws="none",
+        proxy_headers=False,
+        access_log=False,
+        log_level="warning",
+        **options,
     )
 
 

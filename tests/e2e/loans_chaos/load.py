@@ -80,6 +80,11 @@ class Load:
             time.sleep(PAUSE_SECONDS)
         return Asked(trajectory, tries, time.monotonic() - began, problem)
 
+    @property
+    def answered(self) -> int:
+        """Turns that got all their tokens."""
+        return sum(turn.done() and not turn.result().problem for turn in self._turns)
+
     def stop(self) -> None:
         """Ask for no more."""
         self._over.set()

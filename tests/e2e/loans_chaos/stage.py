@@ -28,13 +28,13 @@ RESERVED = 2
 
 
 @contextmanager
-def cluster(name: str, progress: Progress) -> Iterator[Cluster]:
+def cluster(name: str, progress: Progress, *, monitoring: bool = False) -> Iterator[Cluster]:
     """The cluster of that name, or one that is there only for now."""
     settings = from_environment()
     if find(settings, name) is not None:
         yield attach(settings, name, binaries.ensure(settings, progress))
         return
-    made = up(settings, Wanted(name=name, monitoring=False), progress)
+    made = up(settings, Wanted(name=name, monitoring=monitoring), progress)
     try:
         yield made
     finally:
