@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pearl_planner.types import Reason, Shape
+from pearl_planner.types import Reason, Role, Shape
 
 if TYPE_CHECKING:
     from pearl_planner.choice.choose import Verdict
     from pearl_planner.prediction.predict import Forecast
+    from pearl_planner.types import Budget
     from pearl_planner.workload.profile import Profile
 
 
@@ -43,6 +44,14 @@ def kept(shape: Shape, cause: str) -> str:
 def describe(shape: Shape) -> str:
     """A shape for people; the empty one too."""
     return str(shape) if shape.workers else "no workers"
+
+
+def sizes(budget: Budget) -> str:
+    """GPUs of one worker, by role where they differ."""
+    if not budget.staged:
+        return str(budget.gpus_per_worker)
+    words = (f"{budget.gpus_of(role)} ({role.value})" for role in (Role.PREFILL, Role.DECODE, Role.COLOCATED))
+    return ", ".join(words)
 
 
 def _rival(verdict: Verdict, present: Forecast) -> Forecast | None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
-from pearl_planner.fleet.assign import stays
+from pearl_planner.fleet.living import stays
+from pearl_planner.fleet.room import ONE_SIZE, Room, Units, unit_gpus, units_held, units_of
 from pearl_planner.numbers import known, known_count
 from pearl_planner.prediction.mean_turn import MIN_TURNS
-from pearl_planner.types import Reason, WorkerState, Zone
+from pearl_planner.types import Reason, Role, WorkerState, Zone
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pearl_planner.types import (
         Batch,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         Memory,
         MixedSeen,
         Policy,
+        Slot,
         Snapshot,
         Trainer,
         Worker,
@@ -39,21 +41,29 @@ _SERVING = frozenset({WorkerState.READY, WorkerState.UNREADY})
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Workers by zone that the fleet must, and may, have."""
+    """What the fleet must, and may, have by zone: lent workers, and units of its own zones (fleet/room.py).
+
+    In a fleet of one size a unit is a worker.
+    """
 
     reserved: int
     elastic_low: int
     elastic_high: int
     elastic_present: int
     borrowed: int
+    units: Units = ONE_SIZE
+
+    def room(self, elastic: int) -> Room:
+        """With this many elastic units."""
+        return Room(self.reserved, elastic, self.borrowed, self.units)
 
     def with_elastic(self, elastic: int) -> dict[Zone, int]:
-        """Workers per zone with this many elastic ones."""
+        """Per zone with this many elastic units."""
         return {Zone.RESERVED: self.reserved, Zone.ELASTIC: elastic, Zone.BORROWED: self.borrowed}
 
     @property
     def elastic_kept(self) -> int:
-        """Elastic workers without any optional change: those there are, within the limits."""
+        """Elastic units without any optional change: those there are, within the limits."""
         return min(max(self.elastic_present, self.elastic_low), max(self.elastic_high, self.elastic_low))
 
     @property
@@ -122,6 +132,8 @@ def _clean_budget(snapshot: Snapshot) -> Budget:
         elastic_min_gpus=(used[Zone.ELASTIC] if high is None else 0) if low is None else low,
         borrowed_max_gpus=known_count(budget.borrowed_max_gpus) or 0,
         elastic_free_gpus=known_count(budget.elastic_free_gpus),
+        prefill_gpus=known_count(budget.prefill_gpus, high=MAX_GPUS) or None,
+        decode_gpus=known_count(budget.decode_gpus, high=MAX_GPUS) or None,
     )
 
 
@@ -230,26 +242,37 @@ def fleet(snapshot: Snapshot) -> tuple[Worker, ...]:
 
 
 def sizes(snapshot: Snapshot) -> Sizes:
-    """Floors and limits in workers. One elastic worker is a floor where there would be none at all."""
-    budget, per = snapshot.budget, snapshot.budget.gpus_per_worker
-    reserved = budget.reserved_gpus // per
+    """Floors and limits in units. One elastic worker is a floor where there would be none at all."""
+    budget, units = snapshot.budget, units_of(snapshot.budget)
+    unit = unit_gpus(budget)
+    reserved = budget.reserved_gpus // unit
     borrowed = len(lent_workers(snapshot))
-    present = sum(1 for worker in snapshot.workers if worker.zone is Zone.ELASTIC and stays(worker))
-    limit = budget.elastic_max_gpus // per
-    low = min(-(-budget.elastic_min_gpus // per), limit)
+    present = sum(max(w.gpus // unit, 1) for w in snapshot.workers if w.zone is Zone.ELASTIC and stays(w))
+    limit = budget.elastic_max_gpus // unit
+    low = min(-(-budget.elastic_min_gpus // unit), limit)
     if reserved + borrowed + low == 0 and limit > 0:
-        low = 1
+        low = min(units.colocated, limit)
     high = max(low, min(limit, _reachable(snapshot, present)))
-    wanted = sum(1 for slot in snapshot.target.slots if slot.zone is Zone.ELASTIC) if snapshot.target else 0
+    wanted = units_held(snapshot.target.slots, budget)[Zone.ELASTIC] if snapshot.target else 0
     kept = max(min(present, limit), min(wanted, high))  # one that died is replaced where there is room
-    return Sizes(reserved, low, high, kept, borrowed)
+    return Sizes(reserved, low, high, kept, borrowed, units)
+
+
+def holds_what_it_must(slots: Sequence[Slot], snapshot: Snapshot) -> bool:
+    """Whether these slots fill the reserved GPUs and as many elastic ones as they may: no worker more would fit."""
+    room, held = sizes(snapshot), units_held(slots, snapshot.budget)
+    split = any(slot.role is not Role.COLOCATED for slot in slots)
+    least = room.units.prefill if split else room.units.colocated
+    limit = max(snapshot.budget.elastic_max_gpus // unit_gpus(snapshot.budget), room.elastic_low)
+    reserved, elastic = held[Zone.RESERVED], held[Zone.ELASTIC]
+    return room.reserved - least < reserved <= room.reserved and room.elastic_low - least < elastic <= limit
 
 
 def _reachable(snapshot: Snapshot, present: int) -> int:
-    """Elastic workers that the cluster could hold now; unknown free GPUs are tried unless some already wait."""
+    """Elastic units that the cluster could hold now; unknown free GPUs are tried unless some already wait."""
     free = snapshot.budget.elastic_free_gpus
     if free is not None:
-        return present + free // snapshot.budget.gpus_per_worker
+        return present + free // unit_gpus(snapshot.budget)
     waiting = any(w.zone is Zone.ELASTIC and w.state is WorkerState.PENDING for w in snapshot.workers)
     return present if waiting else snapshot.budget.elastic_max_gpus
 

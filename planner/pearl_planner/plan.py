@@ -13,8 +13,10 @@ from pearl_planner import explain
 from pearl_planner.choice.decide import Decision, may_keep
 from pearl_planner.choice.learn import learn
 from pearl_planner.choice.routing import routing
-from pearl_planner.facts import LENT, clean, dead_slots, fleet, lent_workers, sizes
-from pearl_planner.fleet.assign import assign, stays
+from pearl_planner.facts import LENT, clean, dead_slots, fleet, holds_what_it_must, lent_workers, sizes
+from pearl_planner.fleet.assign import assign
+from pearl_planner.fleet.living import made_for, stays
+from pearl_planner.fleet.room import units_held
 from pearl_planner.fleet.shapes import shape_of
 from pearl_planner.fleet.steps import complete, finished, key_of, steps
 from pearl_planner.idle import is_idle, put_to_sleep, quiet_seconds
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pearl_planner.rule import Rule
-    from pearl_planner.types import Loan, Policy, Snapshot
+    from pearl_planner.types import Loan, Policy, Snapshot, Worker
 
 SLACK_SECONDS = 30.0
 """Time of a target beyond its drains and starts: labels, acknowledgements, deletion."""
@@ -68,7 +70,13 @@ def _running(facts: Snapshot, policy: Policy, rule: Rule) -> Plan:
     cause = _forced_cause(facts, policy)
     decision = rule.decide(facts if target else replace(facts, target=_shape_memory(facts)), policy)
     facts = facts if decision.memory is None else replace(facts, memory=decision.memory)
-    slots = assign(fleet(facts), decision.sizes, decision.shape, next_incarnations=dict(facts.memory.next_incarnations))
+    slots = assign(
+        fleet(facts),
+        decision.sizes,
+        decision.shape,
+        next_incarnations=dict(facts.memory.next_incarnations),
+        budget=facts.budget,
+    )
     if target is not None and slots == target.slots:
         return _resting(facts, policy, target, decision)
     fresh = _new_target(facts, policy, slots, cause[0] if cause else decision.reason)
@@ -92,20 +100,30 @@ def _in_force(facts: Snapshot, policy: Policy) -> Target | None:
     target = facts.target
     if target is None or not target.slots or _expired(facts, target):
         return None
-    room = sizes(facts)
-    count = {zone: sum(1 for slot in target.slots if slot.zone is zone) for zone in Zone}
     lent = {key_of(worker) for worker in lent_workers(facts)}
-    elastic_limit = facts.budget.elastic_max_gpus // facts.budget.gpus_per_worker
-    there = {key_of(worker): worker for worker in facts.workers}
-    outdated = any(key_of(slot) in there and not there[key_of(slot)].shape_current for slot in target.slots)
     wanted = (
-        count[Zone.RESERVED] == room.reserved
-        and room.elastic_low <= count[Zone.ELASTIC] <= max(elastic_limit, room.elastic_low)
+        holds_what_it_must(target.slots, facts)
         and {key_of(slot) for slot in target.slots if slot.zone is Zone.BORROWED} == lent
-        and may_keep(shape_of(target.slots), policy)
+        and _may_keep(facts, policy, target)
+        and not _outgrown(facts, target)
     )
     dead = dead_slots(facts, dict(facts.memory.next_incarnations))
-    return target if wanted and not outdated and not dead else None
+    return target if wanted and not dead else None
+
+
+def _may_keep(facts: Snapshot, policy: Policy, target: Target) -> bool:
+    """Whether the spec still allows the shape of a target."""
+    shape = shape_of(target.slots)
+    if not facts.budget.staged:
+        return may_keep(shape, policy)
+    return may_keep(shape, policy, sizes(facts).room(units_held(target.slots, facts.budget)[Zone.ELASTIC]))
+
+
+def _outgrown(facts: Snapshot, target: Target) -> list[Worker]:
+    """Workers of a target that its roles cannot be given to: of an old template, or of another size."""
+    roles = {key_of(slot): slot.role for slot in target.slots}
+    there = [(worker, roles.get(key_of(worker))) for worker in facts.workers]
+    return [worker for worker, role in there if role is not None and not made_for(worker, role, facts.budget)]
 
 
 def _expired(facts: Snapshot, target: Target) -> bool:
@@ -177,14 +195,17 @@ def _breaches(facts: Snapshot, policy: Policy, target: Target) -> Iterator[tuple
         yield Reason.RECLAIM_REQUESTED, "lent GPUs were asked back"
     if lent - borrowed:
         yield Reason.APPLIED, "lent GPUs arrived"
-    if sum(1 for slot in target.slots if slot.zone is Zone.RESERVED) > sizes(facts).reserved:
+    if units_held(target.slots, facts.budget)[Zone.RESERVED] > sizes(facts).reserved:
         yield Reason.BUDGET_LIMIT, f"the budget is now {facts.budget.reserved_gpus} reserved GPUs"
     dead = dead_slots(facts, dict(facts.memory.next_incarnations))
     if dead:
         yield Reason.APPLIED, f"slot {', '.join(map(str, sorted(dead)[:5]))} lost its pod and is replaced"
-    if any(stays(worker) and not worker.shape_current for worker in facts.workers):
+    own = (worker for worker in facts.workers if worker.zone is not Zone.BORROWED)
+    if any(stays(worker) and not worker.shape_current for worker in own):
         yield Reason.APPLIED, "the worker template changed"
-    if not may_keep(shape_of(target.slots), policy):
+    elif _outgrown(facts, target):
+        yield Reason.APPLIED, f"workers are now of {explain.sizes(facts.budget)} GPUs"
+    if not _may_keep(facts, policy, target):
         yield Reason.APPLIED, "the spec no longer allows the present shape"
 
 

@@ -6,16 +6,18 @@ simulator gives others (fixed fleets, published policies), so that nothing but t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from pearl_planner.choice.decide import Decision, decide
 from pearl_planner.choice.evaluate import Situation
 from pearl_planner.choice.gates import borrow_answer, over_before_it_serves
 from pearl_planner.choice.situation import exact, situation
-from pearl_planner.types import Reason
+from pearl_planner.facts import sizes
+from pearl_planner.types import Reason, Zone
 
 if TYPE_CHECKING:
+    from pearl_planner.fleet.room import Many
     from pearl_planner.types import Loan, Policy, Snapshot
 
 
@@ -45,7 +47,17 @@ class PearlRule:
             return False, Reason.COLD_START_TOO_LONG.value
         known = situation(snapshot, policy)
         rest = exact(snapshot, known) if isinstance(known, Situation) else None
-        return borrow_answer(rest, loan, count, added, now=snapshot.now)
+        return borrow_answer(rest, loan, _room(snapshot, count), added, now=snapshot.now)
+
+
+def _room(snapshot: Snapshot, count: int) -> Many:
+    """Of `count` workers, those that are lent already among them."""
+    if not snapshot.budget.staged:
+        return count
+    room = sizes(snapshot)
+    slots = snapshot.target.slots if snapshot.target is not None else ()
+    own = sum(1 for slot in slots if slot.zone is not Zone.BORROWED)
+    return replace(room.room(room.elastic_kept), borrowed=max(count - own, room.borrowed) if slots else room.borrowed)
 
 
 PEARL = PearlRule()

@@ -257,6 +257,19 @@ class Budget:
     borrowed_max_gpus: int
     elastic_free_gpus: int | None = None
     """Free elastic GPUs in the cluster now; None = unknown."""
+    prefill_gpus: int | None = None
+    """Of a prefill worker; None = `gpus_per_worker`, as a colocated and a borrowed worker has."""
+    decode_gpus: int | None = None
+
+    def gpus_of(self, role: Role) -> int:
+        """GPUs of a worker that is made for this role."""
+        sized = {Role.PREFILL: self.prefill_gpus, Role.DECODE: self.decode_gpus}.get(role)
+        return sized or self.gpus_per_worker
+
+    @property
+    def staged(self) -> bool:
+        """Whether workers of different roles are of different sizes, so that not every one can take every role."""
+        return len({self.gpus_of(role) for role in Role}) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +371,11 @@ class Policy:
 
     generation: int
     table: EngineTable
+    """Of colocated workers, and of all where `split_table` is None."""
     modes: tuple[Mode, ...] = (Mode.COLOCATED, Mode.DISAGGREGATED)
     ratio: tuple[int, int] | None = None
+    split_table: EngineTable | None = None
+    """Of the decode workers of a disaggregated fleet, with that of its prefill workers, where sizes differ."""
     objective: str = "Throughput"
     window: int | None = None
     """A fixed in-flight window; None with `window_automatic` False = no window."""
@@ -381,6 +397,10 @@ class Policy:
     suspend: bool = False
     idle_action: IdleAction = IdleAction.NONE
     idle_after_seconds: float = 1800.0
+
+    def table_of(self, mode: Mode) -> EngineTable:
+        """Of the workers of a mode; where prefill workers are of another size it says so."""
+        return self.table if mode is Mode.COLOCATED or self.split_table is None else self.split_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ def pressed(snapshot: Snapshot, known: Situation, shape: Shape) -> float | None:
         return None
     running = sum(1 for one in batch.unfinished if one.idle_seconds is None)
     sequences = max(running / shape.decode, 1.0)
-    ahead = forecast(batch.unfinished, profile, known.table, HORIZON_SECONDS, sequences=sequences)
+    table = known.table_of(shape)
+    ahead = forecast(batch.unfinished, profile, table, HORIZON_SECONDS, sequences=sequences)
     load = known.load
     missed = max(load.missed("disaggregated"), 0.0)
     new = max(load.appended_tokens + load.retained_share * load.generated_tokens, 1.0)
@@ -45,8 +46,8 @@ def pressed(snapshot: Snapshot, known: Situation, shape: Shape) -> float | None:
     decode = ahead.decode_workers / shape.decode
     if not ((prefill > OVERLOAD and decode < ROOM) or (decode > OVERLOAD and prefill < ROOM)):
         return None
-    turn = prefill_seconds(known.table, new + missed, max(load.context_tokens - new - missed, 0.0))
-    step = decode_seconds(known.table, sequences, load.context_tokens)
+    turn = prefill_seconds(table.prefilling, new + missed, max(load.context_tokens - new - missed, 0.0))
+    step = decode_seconds(table, sequences, load.context_tokens)
     usual = turn / max(load.generated_tokens * step / sequences, 1e-9)
     mix = ahead.prefill_seconds * (1.0 + missed / new) / max(ahead.decode_seconds, 1e-9)
     return clamp(mix / max(usual, 1e-9), 1.0 / MOST_FACTOR, MOST_FACTOR)

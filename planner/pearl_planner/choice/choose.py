@@ -11,12 +11,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pearl_planner.choice.costs import flip_seconds
+from pearl_planner.choice.costs import flip_seconds, start_seconds
+from pearl_planner.fleet.living import stays
 from pearl_planner.numbers import clamp
-from pearl_planner.types import Memory, Reason, Role, Shape, Worker
+from pearl_planner.types import Memory, Reason, Role, Shape, Worker, Zone
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pearl_planner.choice.evaluate import Situation
     from pearl_planner.prediction.mean_turn import Workload
@@ -56,6 +57,7 @@ def switch_cost_seconds(workers: Sequence[Worker], roles: dict[str, Role], situa
     if not changed:
         return 0.0
     share = situation.load.trajectories * situation.load.context_tokens / max(len(workers), 1)
+    table = situation.table if situation.split_table is None else situation.split_table.prefilling
     most = situation.table.kv_capacity_tokens or math.inf  # contexts beyond it are in no cache any more
     lost = sum(
         min(share if worker.resident_tokens is None else float(worker.resident_tokens), most)
@@ -63,9 +65,17 @@ def switch_cost_seconds(workers: Sequence[Worker], roles: dict[str, Role], situa
         if roles[worker.uid] is not Role.COLOCATED
     )
     able = sum(1 for worker in workers if roles.get(worker.uid, worker.role) is not Role.DECODE)
-    return flip_seconds(situation.memory.flip_cost_seconds) + lost * situation.table.prefill_per_token_seconds / max(
-        able, 1
-    )
+    return flip_seconds(situation.memory.flip_cost_seconds) + lost * table.prefill_per_token_seconds / max(able, 1)
+
+
+def replacement_seconds(workers: Sequence[Worker], kept: Collection[str], situation: Situation) -> float:
+    """Seconds of the fleet lost by workers of which others take the place: their GPUs do nothing for a start.
+
+    `kept`: UIDs. Lent workers come and go by themselves.
+    """
+    own = [worker for worker in workers if worker.zone is not Zone.BORROWED and stays(worker)]
+    gone = sum(worker.gpus for worker in own if worker.uid not in kept)
+    return start_seconds(situation.memory) * gone / max(sum(worker.gpus for worker in workers), 1)
 
 
 def total_seconds(forecast: Forecast, present: Forecast, situation: Situation) -> float:

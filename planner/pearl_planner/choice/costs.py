@@ -26,6 +26,8 @@ LONGEST_GAP_SECONDS = 60.0
 """A longer time between two looks was an outage: nobody knows what lived through it."""
 FLIP_SECONDS = 1.0
 """Before any flip was measured."""
+START_SECONDS = 60.0
+"""Before any start was."""
 _WAKING = frozenset({"Granted", "Waking", "Serving"})
 _FIELDS = {
     "start": "start_cost_seconds",
@@ -39,6 +41,11 @@ _SEEN = {"wake": "wake_seen_at", "cold": "cold_seen_at"}
 def flip_seconds(measured: float | None) -> float:
     """From a role label written until the gateway routes by it: as measured, or what is expected of a first flip."""
     return FLIP_SECONDS if measured is None else measured
+
+
+def start_seconds(memory: Memory) -> float:
+    """From a pod created to serving."""
+    return START_SECONDS if memory.start_cost_seconds is None else memory.start_cost_seconds
 
 
 def learn_costs(snapshot: Snapshot) -> Memory:

@@ -13,6 +13,7 @@ from pearl_planner.choice.choose import (
     best_of,
     faded_threshold,
     judge,
+    replacement_seconds,
     rival_memory,
     switch_cost_seconds,
     with_cost,
@@ -21,13 +22,16 @@ from pearl_planner.choice.evaluate import candidates, contenders
 from pearl_planner.choice.gates import Count, elastic_count
 from pearl_planner.choice.situation import exact, situation
 from pearl_planner.facts import Sizes, fleet, sizes
-from pearl_planner.fleet.assign import assign, stays
+from pearl_planner.fleet.assign import assign
+from pearl_planner.fleet.living import stays
 from pearl_planner.fleet.shapes import carried_shape, may_be, shape_of
+from pearl_planner.fleet.steps import key_of
 from pearl_planner.types import Feeding, Memory, Mode, Reason, Shape, Zone
 from pearl_planner.workload.profile import Profile
 
 if TYPE_CHECKING:
     from pearl_planner.choice.evaluate import Situation
+    from pearl_planner.fleet.room import Room
     from pearl_planner.prediction.predict import Forecast
     from pearl_planner.types import Policy, Prediction, Snapshot, Worker
 
@@ -56,7 +60,7 @@ def decide(snapshot: Snapshot, policy: Policy) -> Decision:
     """The fleet to have. Without data nothing optional changes; floors and forced changes apply all the same."""
     room = sizes(snapshot)
     wanted = _wanted_shape(snapshot)
-    present = carried_shape(wanted, room.fixed + room.elastic_kept, policy)
+    present = carried_shape(wanted, room.room(room.elastic_kept), policy)
     if policy.hold:
         return _keep(room, present, Reason.HELD, "held by annotation")
     known = situation(snapshot, policy)
@@ -83,19 +87,19 @@ def _predicted(snapshot: Snapshot, policy: Policy, known: Situation, room: Sizes
     wanted = _wanted_shape(snapshot)
     count = Count(here, None)
     if dwell_left <= 0 or forced:
-        near = carried_shape(wanted, room.fixed + here, policy)
-        count = elastic_count(known, room.fixed, here, room.elastic_low, room.elastic_high, near=near, now=now)
+        near = carried_shape(wanted, room.room(here), policy)
+        count = elastic_count(known, room.room(here), here, room.elastic_low, room.elastic_high, near=near, now=now)
         if count.elastic > here and _coalescing(snapshot, policy):
             count = Count(here, Reason.COOLING_DOWN)
-    target_sizes = room.with_elastic(count.elastic)
-    shape = carried_shape(wanted, room.fixed + count.elastic, policy)
+    there = room.room(count.elastic)
+    shape = carried_shape(wanted, there, policy)
     free = forced or count.elastic != here
-    verdict, present = _judged(snapshot, known, target_sizes, shape, free=free)
+    verdict, present = _judged(snapshot, known, there, shape, free=free)
     if verdict.reason is Reason.APPLIED and dwell_left > 0 and not free:
         verdict = replace(verdict, chosen=present, reason=Reason.COOLING_DOWN)
     factor = None if free or dwell_left > 0 else pressed(snapshot, known, shape)
     if verdict.reason is not Reason.APPLIED and factor is not None and _pressed_long(snapshot):
-        burst, _ = _judged(snapshot, with_mix(known, factor), target_sizes, shape, free=False)
+        burst, _ = _judged(snapshot, with_mix(known, factor), there, shape, free=False)
         verdict = burst if burst.reason is Reason.APPLIED else verdict
     message = explain.compared(verdict, present, snapshot.profile or Profile(), dwell_left)
     reason = _final_reason(snapshot, policy, verdict, count.elastic - here, count.reason)
@@ -103,25 +107,31 @@ def _predicted(snapshot: Snapshot, policy: Policy, known: Situation, room: Sizes
     memory = _remembered(snapshot, verdict, count, judged=dwell_left <= 0 or forced)
     since = memory.pressed_since if memory.pressed_since is not None else now
     memory = replace(memory, pressed_since=None if factor is None else since)
-    return Decision(target_sizes, verdict.chosen.prediction.shape, reason, message, finalists, verdict.chosen, memory)
+    return Decision(
+        room.with_elastic(count.elastic),
+        verdict.chosen.prediction.shape,
+        reason,
+        message,
+        finalists,
+        verdict.chosen,
+        memory,
+    )
 
 
-def _judged(
-    snapshot: Snapshot, known: Situation, target_sizes: dict[Zone, int], shape: Shape, *, free: bool
-) -> tuple[Verdict, Forecast]:
+def _judged(snapshot: Snapshot, known: Situation, room: Room, shape: Shape, *, free: bool) -> tuple[Verdict, Forecast]:
     """The verdict, and the forecast of the present shape. `free`: the best without thresholds.
 
     The rest of a batch is predicted only where some shape could win in it, and only for those.
     """
     now = snapshot.now
-    near, rest = candidates(known, shape.workers, near=shape), known
+    near, rest = candidates(known, room, near=shape), known
     if known.feeding is Feeding.BARRIER:
-        rivals = contenders(known, shape, lambda one: 0.0 if free else _least(one, shape, known, now))
+        rivals = contenders(known, room, shape, lambda one: 0.0 if free else _least(one, shape, known, now))
         if rivals or free:
             rest = exact(snapshot, known)
             near = [rest.forecast(one) for one in (shape, *rivals[: FINALISTS - 1])]
     present = rest.forecast(shape)
-    priced = _priced(snapshot, rest, target_sizes, present, near)
+    priced = _priced(snapshot, rest, room, present, near)
     verdict = judge(present, priced, rest, now=now)
     if free and priced:
         verdict = Verdict(best_of(priced, present, rest), Reason.APPLIED, verdict.finalists)
@@ -148,13 +158,13 @@ def _remembered(snapshot: Snapshot, verdict: Verdict, count: Count, *, judged: b
 
 
 def _priced(
-    snapshot: Snapshot, known: Situation, target_sizes: dict[Zone, int], present: Forecast, found: list[Forecast]
+    snapshot: Snapshot, known: Situation, room: Room, present: Forecast, found: list[Forecast]
 ) -> list[Forecast]:
     """The best candidates; those that matter with what it costs to get there from the roles that workers have now."""
     shape, limit = present.prediction.shape, known.seconds(present)
     workers = fleet(snapshot)
     return [
-        with_cost(one, _price(snapshot, known, target_sizes, one, workers))
+        with_cost(one, _price(snapshot, known, room, one, workers))
         if one.prediction.shape != shape and (place < PRICED or known.seconds(one) < limit)
         else one
         for place, one in enumerate(sorted(found, key=known.seconds)[:FINALISTS])
@@ -164,14 +174,22 @@ def _priced(
 def _price(
     snapshot: Snapshot,
     known: Situation,
-    target_sizes: dict[Zone, int],
+    room: Room,
     forecast: Forecast,
     workers: tuple[Worker, ...],
 ) -> float:
-    incarnations = dict(snapshot.memory.next_incarnations)
-    slots = assign(workers, target_sizes, forecast.prediction.shape, next_incarnations=incarnations)
-    roles = {(slot.slot, slot.incarnation): slot.role for slot in slots}
-    return switch_cost_seconds(workers, {w.uid: roles.get((w.slot, w.incarnation), w.role) for w in workers}, known)
+    slots = assign(
+        workers,
+        {Zone.RESERVED: room.reserved, Zone.ELASTIC: room.elastic, Zone.BORROWED: room.borrowed},
+        forecast.prediction.shape,
+        next_incarnations=dict(snapshot.memory.next_incarnations),
+        budget=snapshot.budget,
+    )
+    roles = {key_of(slot): slot.role for slot in slots}
+    cost = switch_cost_seconds(workers, {w.uid: roles.get(key_of(w), w.role) for w in workers}, known)
+    if not snapshot.budget.staged:
+        return cost
+    return cost + replacement_seconds(workers, {w.uid for w in workers if key_of(w) in roles}, known)
 
 
 def _dwell_left(snapshot: Snapshot, policy: Policy) -> float:
@@ -191,7 +209,8 @@ def _final_reason(
     shape = verdict.chosen.prediction.shape
     if elastic_change < 0:
         return elastic_reason or Reason.ENVIRONMENT_BOUND
-    if shape.workers == 1 and Mode.COLOCATED not in policy.modes:
+    single = shape.workers == 1 or (snapshot.budget.staged and shape.mode is Mode.COLOCATED)
+    if single and Mode.COLOCATED not in policy.modes:  # the GPUs hold no prefill and decode worker
         return Reason.INFEASIBLE
     if not verdict.chosen.prediction.feasible:
         return Reason.INFEASIBLE
@@ -202,6 +221,6 @@ def _final_reason(
     return Reason.BATCH_UNKNOWN if snapshot.batch is None else Reason.WITHIN_DEADBAND
 
 
-def may_keep(shape: Shape, policy: Policy) -> bool:
-    """Whether the user's spec still allows a shape."""
-    return shape.workers == 0 or may_be(shape, policy)
+def may_keep(shape: Shape, policy: Policy, room: Room | None = None) -> bool:
+    """Whether the user's spec still allows a shape in its room, by default that of its number of workers."""
+    return shape.workers == 0 or may_be(shape, policy, room)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from pearl_planner.fleet.room import Many, room_of
 from pearl_planner.fleet.shapes import may_be, split
 from pearl_planner.prediction.predict import Forecast, predict
 from pearl_planner.prediction.scale import corrected
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pearl_planner.engine.model import EngineTable
+    from pearl_planner.fleet.room import Room
     from pearl_planner.prediction.mean_turn import Workload
 
 GRID = 0.04
@@ -39,6 +41,7 @@ class Situation:
     load: Workload
     """What is compared: the steady state of what is in flight, or (`situation.exact`) the rest of the batch."""
     table: EngineTable
+    """As measured, of colocated workers and, without `split_table`, of all."""
     policy: Policy
     memory: Memory
     window: int | None
@@ -57,6 +60,8 @@ class Situation:
     """Seconds per turn that the trainer can consume at most; being faster helps nobody. 0 = no such limit."""
     errors: tuple[tuple[str, float], ...] = ()
     """(field of `load`, its relative standard error)."""
+    split_table: EngineTable | None = None
+    """As measured, of a disaggregated fleet whose workers are of other sizes; None = `table`."""
 
     @property
     def steady(self) -> bool:
@@ -66,7 +71,11 @@ class Situation:
     def forecast(self, shape: Shape, load: Workload | None = None) -> Forecast:
         """Prediction of one shape, for `load` where it is given."""
         present = self.memory.local_append_tokens
-        return forecast_of(shape, load or self.load, self.table, self.window, present)
+        return forecast_of(shape, load or self.load, self.table_of(shape), self.window, present)
+
+    def table_of(self, shape: Shape) -> EngineTable:
+        """Of the workers of a shape."""
+        return self.table if shape.mode is Mode.COLOCATED or self.split_table is None else self.split_table
 
     def with_alive(self, count: int) -> Workload:
         """The steady state of so many in flight."""
@@ -111,10 +120,10 @@ def grid(value: float, width: float = GRID) -> float:
     return math.copysign(math.exp(round(math.log(abs(value)) / width) * width), value)
 
 
-def measured_table(policy: Policy, memory: Memory) -> EngineTable:
-    """The user's table as the engines turned out to be, on the grid."""
+def measured_table(policy: Policy, memory: Memory, mode: Mode = Mode.COLOCATED) -> EngineTable:
+    """The user's table of a mode as the engines turned out to be, on the grid."""
     scale = None if memory.model_scale is None else grid(memory.model_scale)
-    table = corrected(policy.table, replace(memory, model_scale=scale))
+    table = corrected(policy.table_of(mode), replace(memory, model_scale=scale))
     return replace(table, interference_seconds=grid(table.interference_seconds))
 
 
@@ -125,44 +134,47 @@ def coarse_count(count: int) -> int:
 
 def candidates(
     situation: Situation,
-    count: int,
+    many: Many,
     *,
     near: Shape | None = None,
     load: Workload | None = None,
     parts: int = COARSEST,
 ) -> list[Forecast]:
-    """Forecasts of the shapes of `count` workers that may be the best, best first.
+    """Forecasts of the shapes of so many workers that may be the best, best first.
 
     The time has one valley over P, so it is searched downhill from `near`'s proportion (a third without one), in steps
     of one part in `parts`.
     """
-    if count < 1:
+    room, policy = room_of(many), situation.policy
+    if room.colocated < 1:
         return []
-    policy = situation.policy
-    found = [situation.forecast(Shape(colocated=count), load)] if may_be(Shape(colocated=count), policy) else []
-    if Mode.DISAGGREGATED in policy.modes and count > 1:
+    mixed = Shape(colocated=room.colocated)
+    found = [situation.forecast(mixed, load)] if may_be(mixed, policy, room) else []
+    if Mode.DISAGGREGATED in policy.modes and room.splits:
         if policy.ratio:
-            found.append(situation.forecast(split(count, policy.ratio), load))
+            found.append(situation.forecast(split(room, policy.ratio), load))
         else:
-            found += _downhill(situation, count, near, load, parts)
+            found += _downhill(situation, room, near, load, parts)
     return sorted(found, key=lambda one: (one.value_seconds, str(one.prediction.shape)))
 
 
 def _downhill(
-    situation: Situation, count: int, near: Shape | None, load: Workload | None, parts: int
+    situation: Situation, room: Room, near: Shape | None, load: Workload | None, parts: int
 ) -> list[Forecast]:
     """Halving steps towards the least time; where the start is impossible, from the best of a few others."""
     seen: dict[int, Forecast] = {}
+    high = room.splits
 
-    def at(prefill: int) -> float:
-        if prefill not in seen:
-            seen[prefill] = situation.forecast(Shape(0, prefill, count - prefill), load)
-        return seen[prefill].value_seconds
+    def at(place: int) -> float:
+        if place not in seen:
+            seen[place] = situation.forecast(room.split_at(place), load)
+        return seen[place].value_seconds
 
-    start = split(count, (near.prefill, near.decode) if near and near.prefill and near.decode else (1, 2)).prefill
+    middle = split(room, (near.prefill, near.decode) if near and near.prefill and near.decode else (1, 2))
+    start = high + 1 - middle.decode
     if not math.isfinite(at(start)):
-        start = min({1 + (count - 2) * k // 6 for k in range(7)}, key=lambda p: (at(p), p))
-    _descend(at, start, high=count - 1, finest=max(1, (count - 1) // parts))
+        start = min({1 + (high - 1) * k // 6 for k in range(7)}, key=lambda p: (at(p), p))
+    _descend(at, start, high=high, finest=max(1, high // parts))
     return list(seen.values())
 
 
@@ -178,16 +190,16 @@ def _descend(at: Callable[[int], float], start: int, *, high: int, finest: int) 
     return best
 
 
-def best_seconds(situation: Situation, count: int, *, near: Shape | None = None) -> float:
-    """What the best shape of `count` workers needs per turn, or for a whole batch as it thins out."""
+def best_seconds(situation: Situation, many: Many, *, near: Shape | None = None) -> float:
+    """What the best shape of so many workers needs per turn, or for a whole batch as it thins out."""
     if not situation.rounds:
         load = situation.with_alive(situation.full or situation.load.trajectories)
-        found = candidates(situation, count, near=near, load=load, parts=COARSEST_SIZES)
+        found = candidates(situation, many, near=near, load=load, parts=COARSEST_SIZES)
         return situation.seconds(found[0]) if found else math.inf
     total = 0.0
     for alive, rounds in situation.rounds:
         load = situation.with_alive(alive)
-        found = candidates(situation, count, near=near, load=load, parts=COARSEST_SIZES)
+        found = candidates(situation, many, near=near, load=load, parts=COARSEST_SIZES)
         total += rounds * alive * (found[0].value_seconds if found else math.inf)
     return total
 
@@ -197,8 +209,8 @@ def levels(alive: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, coarse_count(alive) // 4**k) for k in range(4)} | {1}, reverse=True))
 
 
-def contenders(situation: Situation, present: Shape, threshold: Callable[[Shape], float]) -> list[Shape]:
-    """Shapes of as many workers that beat the present one by the threshold at some moment of the rest, best first.
+def contenders(situation: Situation, room: Room, present: Shape, threshold: Callable[[Shape], float]) -> list[Shape]:
+    """Shapes of the same room that beat the present one by the threshold at some moment of the rest, best first.
 
     The rest of a batch is a sum over rounds, so a shape that is not better by a share in any round is not in the sum.
     """
@@ -206,7 +218,7 @@ def contenders(situation: Situation, present: Shape, threshold: Callable[[Shape]
     for alive in levels(situation.load.trajectories):
         load = situation.with_alive(alive)
         here = situation.forecast(present, load).value_seconds
-        for one in candidates(situation, present.workers, near=present, load=load):
+        for one in candidates(situation, room, near=present, load=load):
             shape = one.prediction.shape
             gain = 1.0 - one.value_seconds / here if math.isfinite(here) else float(math.isfinite(one.value_seconds))
             if shape != present and gain > threshold(shape):

@@ -7,18 +7,19 @@ for is no gate: it is obeyed first (`plan`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pearl_planner.choice.choose import MIN_SAVING_SECONDS
+from pearl_planner.choice.costs import start_seconds
 from pearl_planner.choice.evaluate import best_seconds, candidates
+from pearl_planner.fleet.room import Many, Room, room_of
 from pearl_planner.types import Reason, Shape
 
 if TYPE_CHECKING:
     from pearl_planner.choice.evaluate import Situation
     from pearl_planner.types import Loan, Memory, Snapshot
 
-START_SECONDS = 60.0
 SAME_SHARE = 0.01
 """More workers must do better by this much, otherwise everything waits for something else."""
 COST_FLOOR = 0.9
@@ -46,9 +47,9 @@ class Count:
 
 
 def elastic_count(  # noqa: PLR0913 - the limits of one zone
-    situation: Situation, fixed: int, present: int, low: int, high: int, *, near: Shape, now: float
+    situation: Situation, room: Room, present: int, low: int, high: int, *, near: Shape, now: float
 ) -> Count:
-    """How many elastic workers to have beside `fixed` others.
+    """How many elastic workers (units, where sizes differ) to have beside the others in the `room`.
 
     The fewest whose best shape is as good as that of all. More at once when their start pays within their residual
     life; fewer only when fewer would do for as long as a start takes (holding costs less than starting again).
@@ -56,7 +57,7 @@ def elastic_count(  # noqa: PLR0913 - the limits of one zone
     if high <= low and present == low:
         return Count(low, None)
     here = min(max(present, low), high)
-    values = _Values(situation, fixed, near)
+    values = _Values(situation, room, near)
     wanted = _fewest(values, low, high)
     bound = _bound(situation, values, high)
     if wanted > here:
@@ -70,21 +71,20 @@ def elastic_count(  # noqa: PLR0913 - the limits of one zone
 
 
 class _Values:
-    """Seconds by number of elastic workers, computed when asked for."""
+    """Seconds by number of elastic units, computed when asked for."""
 
-    def __init__(self, situation: Situation, fixed: int, near: Shape) -> None:
-        self.situation, self.fixed, self.near = situation, fixed, near
+    def __init__(self, situation: Situation, room: Room, near: Shape) -> None:
+        self.situation, self.room, self.near = situation, room, near
         self.seen: dict[int, float] = {}
 
     def at(self, elastic: int) -> float:
         if elastic not in self.seen:
-            count = self.fixed + elastic
-            self.seen[elastic] = best_seconds(self.situation, count, near=self.near)
+            self.seen[elastic] = best_seconds(self.situation, self.room.with_elastic(elastic), near=self.near)
         return self.seen[elastic]
 
     def cost(self, elastic: int) -> float:
-        """Worker-seconds."""
-        return (self.fixed + elastic) * self.at(elastic)
+        """Seconds times units."""
+        return self.room.with_elastic(elastic).size * self.at(elastic)
 
 
 def _fewest(values: _Values, low: int, high: int) -> int:
@@ -117,11 +117,6 @@ def _bound(situation: Situation, values: _Values, high: int) -> Reason:
     return Reason.TRAINER_BOUND if trainer else Reason.ENVIRONMENT_BOUND
 
 
-def start_seconds(memory: Memory) -> float:
-    """From a pod created to serving."""
-    return START_SECONDS if memory.start_cost_seconds is None else memory.start_cost_seconds
-
-
 def _lasting(memory: Memory, now: float) -> bool:
     return memory.surplus_since is not None and now - memory.surplus_since >= start_seconds(memory)
 
@@ -141,9 +136,9 @@ def growth_pays(memory: Memory, now: float, then: float) -> bool:
 
 
 def borrow_answer(
-    situation: Situation | None, loan: Loan, count: int, added: int, *, now: float = 0.0
+    situation: Situation | None, loan: Loan, many: Many, added: int, *, now: float = 0.0
 ) -> tuple[bool, str]:
-    """Whether to take a loan that adds `added` workers to `count`, and the reason for the trainer.
+    """Whether to take a loan that adds `added` workers to so many, and the reason for the trainer.
 
     `situation` compares the rest of the batch where one is open.
 
@@ -152,7 +147,9 @@ def borrow_answer(
     """
     if situation is None:
         return True, Reason.NO_DATA.value
-    without, with_loan = _rest_seconds(situation, count), _rest_seconds(situation, count + added)
+    room = room_of(many)
+    more = replace(room, borrowed=room.borrowed + added)
+    without, with_loan = _rest_seconds(situation, room), _rest_seconds(situation, more)
     if not math.isfinite(without):
         return True, Reason.APPLIED.value
     share = 1.0 - with_loan / without
@@ -171,8 +168,8 @@ def borrow_answer(
     return False, Reason.BORROW_NOT_WORTHWHILE.value
 
 
-def _rest_seconds(situation: Situation, count: int) -> float:
-    found = candidates(situation, count)
+def _rest_seconds(situation: Situation, room: Room) -> float:
+    found = candidates(situation, room)
     return situation.seconds(found[0]) if found else math.inf
 
 

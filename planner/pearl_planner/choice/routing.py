@@ -42,9 +42,9 @@ def recommended_window(snapshot: Snapshot, policy: Policy, shape: Shape) -> int:
 def useful_window(snapshot: Snapshot, policy: Policy, shape: Shape, limit: int) -> int:
     """The smallest window whose steady throughput is the best one up to `limit`, but for `NOTICEABLE`."""
     load = None if snapshot.profile is None else workload(snapshot.profile, limit, None)
-    if load is None or not shape.workers or not sane_table(policy.table):
+    if load is None or not shape.workers or not sane_table(policy.table_of(shape.mode)):
         return limit
-    load, table = coarse(load), measured_table(policy, snapshot.memory)
+    load, table = coarse(load), measured_table(policy, snapshot.memory, shape.mode)
     rates: dict[int, float] = {}
     for step in range(1, WINDOW_STEPS + 1):
         window = max(limit * step // WINDOW_STEPS, 1)
@@ -66,7 +66,7 @@ def routing(
 
 
 def _kv_room(snapshot: Snapshot, policy: Policy, shape: Shape) -> int | None:
-    capacity = policy.table.kv_capacity_tokens
+    capacity = policy.table_of(shape.mode).kv_capacity_tokens
     context = snapshot.profile.context.known_mean() if snapshot.profile else None
     holders = shape.colocated + shape.decode
     if not capacity or not context or not holders:

@@ -13,7 +13,7 @@ from pearl_planner.facts import missing_data, sizes
 from pearl_planner.numbers import known_count
 from pearl_planner.prediction.makespan import remainder
 from pearl_planner.prediction.mean_turn import workload
-from pearl_planner.types import Feeding, Reason
+from pearl_planner.types import Feeding, Mode, Reason
 from pearl_planner.workload.lengths import turn_shares
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def situation(snapshot: Snapshot, policy: Policy) -> Situation | tuple[Reason, s
     missing = missing_data(snapshot, policy)
     if missing is not None:
         return missing
-    if snapshot.profile is None or not sane_table(policy.table):
+    if snapshot.profile is None or not all(sane_table(policy.table_of(mode)) for mode in Mode):
         return Reason.INFEASIBLE, f"the engine table {policy.table.name!r} holds impossible step times"
     alive = _trajectories(snapshot, policy)
     if alive == 0:
@@ -64,6 +64,7 @@ def situation(snapshot: Snapshot, policy: Policy) -> Situation | tuple[Reason, s
     return Situation(
         load=coarse(load),
         table=measured_table(policy, snapshot.memory),
+        split_table=policy.split_table and measured_table(policy, snapshot.memory, Mode.DISAGGREGATED),
         policy=policy,
         memory=snapshot.memory,
         window=known_count(policy.window) or None,

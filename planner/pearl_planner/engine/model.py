@@ -45,6 +45,13 @@ class EngineTable:
     interference_seconds: float = 0.0
     """Residual of one prefill on a worker that also decodes, beyond the formula: measured on the live fleet, 0 for an
     engine that is as the formula says (the T_over of the PEARL paper's Equation 1)."""
+    prefill_worker: EngineTable | None = None
+    """Of the prefill workers beside such decode workers, where they are of another size; None = the same."""
+
+    @property
+    def prefilling(self) -> EngineTable:
+        """The table of prefill workers."""
+        return self.prefill_worker or self
 
     def scaled(self, factor: float) -> EngineTable:
         """The same engine with all step times multiplied (correction measured on the live fleet)."""
@@ -59,6 +66,16 @@ class EngineTable:
             prefill_fixed_seconds=self.prefill_fixed_seconds * factor,
             prefill_per_token_seconds=self.prefill_per_token_seconds * factor,
             prefill_per_token_pair_seconds=self.prefill_per_token_pair_seconds * factor,
+            prefill_worker=self.prefill_worker and self.prefill_worker.scaled(factor),
+        )
+
+    def resized(self, factor: float) -> EngineTable:
+        """A worker of `factor` times as many GPUs where nobody measured one: work is shared, KV room is added."""
+        capacity = self.kv_capacity_tokens
+        return replace(
+            self.scaled(1.0 / factor),
+            name=f"{self.name} x{factor:g}",
+            kv_capacity_tokens=None if capacity is None else round(capacity * factor),
         )
 
 
@@ -77,6 +94,7 @@ def sane_table(table: EngineTable) -> bool:
         and known(table.transfer_bytes_per_second, low=1.0, high=1e18) is not None
         and known(table.transfer_fixed_seconds, high=1e6) is not None
         and known(table.interference_seconds, high=1e6) is not None
+        and (table.prefill_worker is None or sane_table(table.prefill_worker))
     )
 
 

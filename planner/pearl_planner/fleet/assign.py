@@ -11,28 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from pearl_planner.fleet.assign_sizes import assign_sizes
+from pearl_planner.fleet.living import is_live, stays
 from pearl_planner.types import Activity, Mode, Role, Shape, Slot, Worker, WorkerState, Zone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LIVE = frozenset({WorkerState.READY, WorkerState.UNREADY, WorkerState.ASLEEP})
-"""Served before and will serve again without a start."""
+    from pearl_planner.types import Budget
+
 _DYING_ORDER = {WorkerState.PENDING: 0, WorkerState.COLD: 1, WorkerState.STARTING: 2}
 _LEANING = {Role.PREFILL: 0, None: 1, Role.COLOCATED: 1, Role.DECODE: 2}
 """Which workers that do not serve yet become prefill workers first; None = a new pod."""
 _REVOCABLE_FIRST = {Zone.BORROWED: 0, Zone.ELASTIC: 1, Zone.RESERVED: 2}
-
-
-def stays(worker: Worker) -> bool:
-    """Whether a worker can be part of a target at all."""
-    gone = worker.state in (WorkerState.TERMINATING, WorkerState.FAILED)
-    return not gone and worker.notice_seconds is None
-
-
-def is_live(worker: Worker) -> bool:
-    """Served before; a role change of it moves turns."""
-    return worker.state in LIVE
 
 
 def assign(
@@ -41,12 +32,17 @@ def assign(
     shape: Shape,
     *,
     next_incarnations: Mapping[int, int],
+    budget: Budget | None = None,
 ) -> tuple[Slot, ...]:
     """Slots of a fleet with `sizes[zone]` workers in each zone and the roles of `shape` (equal totals).
 
-    `workers` may hold more than stay; borrowed ones beyond those given are never invented.
+    `workers` may hold more than stay; borrowed ones beyond those given are never invented. Where `budget` says that
+    workers of different roles are of different sizes, `sizes` are in units (fleet/room.py).
     """
-    kept = _survivors([worker for worker in _newest_of_slots(workers) if stays(worker)], sizes, shape)
+    staying = [worker for worker in _newest_of_slots(workers) if stays(worker)]
+    if budget is not None and budget.staged:
+        return assign_sizes(staying, sizes, shape, budget, next_incarnations=next_incarnations)
+    kept = _survivors(staying, sizes, shape)
     taken = {worker.slot for worker in kept} | {w.slot for w in workers if w.zone is Zone.BORROWED}
     added = _new_slots(kept, sizes, taken)
     roles = _roles(kept, added, shape)
@@ -56,7 +52,7 @@ def assign(
             worker.zone,
             roles[worker.slot],
             worker.incarnation
-            if worker.shape_current
+            if worker.shape_current or worker.zone is Zone.BORROWED
             else max(next_incarnations.get(worker.slot, 0), worker.incarnation + 1),
         )
         for worker in kept

@@ -1,9 +1,11 @@
-"""Which shapes a number of workers may take under the user's spec, and the shape without any prediction."""
+"""Which shapes so many workers may take under the user's spec, and the shape without any prediction."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from pearl_planner.fleet.room import ONE_SIZE, Many, Room, room_of
 from pearl_planner.types import Mode, Policy, Role, Shape
 
 if TYPE_CHECKING:
@@ -12,57 +14,74 @@ if TYPE_CHECKING:
     from pearl_planner.types import Slot, Worker
 
 
-def allowed_shapes(count: int, policy: Policy) -> tuple[Shape, ...]:
-    """Every shape of `count` workers; one worker can only be colocated, whatever the spec says."""
-    if count < 1:
+def allowed_shapes(many: Many, policy: Policy) -> tuple[Shape, ...]:
+    """Every shape of so many workers; one worker can only be colocated, whatever the spec says."""
+    room = room_of(many)
+    if room.colocated < 1:
         return ()
     shapes: list[Shape] = []
-    if Mode.COLOCATED in policy.modes or count == 1 or not policy.modes:
-        shapes.append(Shape(colocated=count))
-    if Mode.DISAGGREGATED in policy.modes and count > 1:
-        shapes += [split(count, policy.ratio)] if policy.ratio else [Shape(0, p, count - p) for p in range(1, count)]
+    if may_be(Shape(colocated=room.colocated), policy, room):
+        shapes.append(Shape(colocated=room.colocated))
+    if Mode.DISAGGREGATED in policy.modes and room.splits:
+        every = (room.split_at(place) for place in range(1, room.splits + 1))
+        shapes += [split(room, policy.ratio)] if policy.ratio else every
     return tuple(shapes)
 
 
-def may_be(shape: Shape, policy: Policy) -> bool:
-    """Whether `shape` is one of `allowed_shapes` of its number of workers."""
-    count = shape.workers
-    if count < 1 or not valid(shape):
+def may_be(shape: Shape, policy: Policy, room: Room | None = None) -> bool:
+    """Whether `shape` is one of `allowed_shapes` of its room, by default of its number of workers."""
+    if shape.workers < 1 or not valid(shape):
         return False
+    room = Room(shape.workers) if room is None else room
     if shape.mode is Mode.COLOCATED:
-        return Mode.COLOCATED in policy.modes or count == 1 or not policy.modes
-    return Mode.DISAGGREGATED in policy.modes and (policy.ratio is None or shape == split(count, policy.ratio))
+        return Mode.COLOCATED in policy.modes or not room.splits or not policy.modes
+    return Mode.DISAGGREGATED in policy.modes and (policy.ratio is None or shape == split(room, policy.ratio))
 
 
-def split(count: int, ratio: tuple[int, int]) -> Shape:
-    """`count` ≥ 2 workers in the proportion P:D, rounded, both sides at least one."""
+def split(many: Many, ratio: tuple[int, int]) -> Shape:
+    """The disaggregated shape (there is one) nearest to the proportion P:D, both sides at least one."""
+    room = room_of(many)
     prefill, decode = max(ratio[0], 1), max(ratio[1], 1)
-    p = (2 * count * prefill + prefill + decode) // (2 * (prefill + decode))  # rounds half up
-    return Shape(0, min(max(p, 1), count - 1), count - min(max(p, 1), count - 1))
+    if room.units == ONE_SIZE:
+        count = room.size
+        p = (2 * count * prefill + prefill + decode) // (2 * (prefill + decode))  # rounds half up
+        return Shape(0, min(max(p, 1), count - 1), count - min(max(p, 1), count - 1))
+
+    def excess(place: int) -> float:
+        shape = room.split_at(place)
+        return shape.prefill / shape.workers - prefill / (prefill + decode)
+
+    places = range(1, room.splits + 1)
+    above = places[min(bisect_left(places, 0.0, key=excess), len(places) - 1)]
+    near = [place for place in (above, above - 1) if place >= 1]
+    return room.split_at(min(near, key=lambda place: abs(excess(place))))
 
 
-def initial_shape(count: int, policy: Policy) -> Shape:
+def initial_shape(many: Many, policy: Policy) -> Shape:
     """Without data: the ratio of the spec, else colocated where that is allowed, else half and half."""
-    if count < 1:
+    room = room_of(many)
+    if room.colocated < 1:
         return Shape()
-    disaggregated = Mode.DISAGGREGATED in policy.modes and count > 1
+    disaggregated = Mode.DISAGGREGATED in policy.modes and room.splits > 0
     if disaggregated and policy.ratio:
-        return split(count, policy.ratio)
+        return split(room, policy.ratio)
     if Mode.COLOCATED in policy.modes or not disaggregated:
-        return Shape(colocated=count)
-    return Shape(0, count // 2, count - count // 2)
+        return Shape(colocated=room.colocated)
+    return Shape(0, room.size // 2, room.size - room.size // 2) if room.units == ONE_SIZE else split(room, (1, 1))
 
 
-def carried_shape(current: Shape, count: int, policy: Policy) -> Shape:
-    """What `current` becomes with `count` workers when nothing optional changes: same mode, same proportion."""
-    if count < 1:
+def carried_shape(current: Shape, many: Many, policy: Policy) -> Shape:
+    """What `current` becomes in this room when nothing optional changes: same mode, same proportion."""
+    room = room_of(many)
+    if room.colocated < 1:
         return Shape()
-    if not valid(current) or (current.mode not in policy.modes and count > 1):
-        return initial_shape(count, policy)
-    if current.mode is Mode.COLOCATED or count == 1:
-        return Shape(colocated=count)
+    if not valid(current) or (current.mode not in policy.modes and room.splits):
+        return initial_shape(room, policy)
+    if current.mode is Mode.COLOCATED or not room.splits:
+        return Shape(colocated=room.colocated)
     wanted = policy.ratio or (current.prefill, current.decode)
-    return current if current.workers == count and policy.ratio is None else split(count, wanted)
+    fills = current.prefill == room.prefill_beside(current.decode)
+    return current if fills and policy.ratio is None else split(room, wanted)
 
 
 def valid(shape: Shape) -> bool:

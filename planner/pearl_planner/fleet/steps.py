@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pearl_planner.fleet.assign import is_live
+from pearl_planner.fleet.living import is_live
 from pearl_planner.types import (
     Action,
     Activity,
@@ -53,8 +53,8 @@ def steps(workers: Sequence[Worker], target: Target, *, budget: Budget, policy: 
     """Actions that may all be done now. Empty when there is nothing to do, or when only waiting is left."""
     scene = _scene(workers, target)
     shrink = [*_deletes(scene, policy), *_drains(scene, policy, budget)]
-    flips = _flips(scene, target)
-    return (*shrink, *_activations(scene), *flips, *_creates(scene, target, budget))
+    flips = _flips(scene, target) or _rescue(scene, budget)
+    return (*shrink, *_activations(scene), *flips, *map(CreateWorker, _creatable(scene, budget)))
 
 
 def finished(workers: Sequence[Worker], target: Target) -> bool:
@@ -141,13 +141,13 @@ def _deletes(scene: _Scene, policy: Policy) -> list[Action]:
 
 def _drains(scene: _Scene, policy: Policy, budget: Budget) -> list[Action]:
     actions: list[Action] = []
-    replacing = _replacements_allowed(scene)
+    replacing, surplus = _replaceable_gpus(scene, budget), _surplus_gpus(scene, budget)
     for worker in scene.leaving:
         if worker.activity is not Activity.ACTIVE or not is_live(worker):
             continue
         urgent = worker.zone is Zone.BORROWED or not scene.wanted or _noticed(worker, policy)
-        replaced = any(slot.slot == worker.slot for slot in scene.wanted.values())
-        if not urgent and replaced and replacing <= 0:
+        replaced = surplus.get(worker.zone, worker.gpus) < worker.gpus
+        if not urgent and replaced and replacing < worker.gpus:
             continue
         lost = _stages_lost(scene, worker)
         if lost and not urgent:
@@ -157,7 +157,10 @@ def _drains(scene: _Scene, policy: Policy, budget: Budget) -> list[Action]:
                 continue
             if _help_is_coming(scene, lost, budget):
                 continue
-        replacing -= 1 if replaced else 0
+        if replaced:
+            replacing -= worker.gpus
+        elif worker.zone in surplus:
+            surplus[worker.zone] -= worker.gpus
         scene.serving[worker.uid] = frozenset()
         actions.append(SetActivity(worker.uid, worker.pod, Activity.DRAINING))
     return actions
@@ -167,14 +170,33 @@ def _noticed(worker: Worker, policy: Policy) -> bool:
     return worker.notice_seconds is not None and worker.notice_seconds <= policy.drain_seconds
 
 
-def _replacements_allowed(scene: _Scene) -> int:
-    """Pods of an old template are replaced a quarter of the fleet at a time, at least one."""
-    down = sum(1 for key in scene.wanted if key not in scene.staying or not is_live(scene.staying[key]))
+def _replaceable_gpus(scene: _Scene, budget: Budget) -> int:
+    """GPUs of workers that may be taken out to be replaced: a quarter of the fleet's, and at least one worker's.
+
+    GPUs on which a worker of the target is missing already count: on their way out, free for one, or starting.
+    """
+    sizes = {key: budget.gpus_of(slot.role) for key, slot in scene.wanted.items()}
     own = [worker for worker in scene.leaving if worker.zone is not Zone.BORROWED]  # the others leave by themselves
-    being_drained = sum(1 for worker in own if worker.activity is not Activity.ACTIVE)
-    old = [worker for worker in scene.leaving if is_live(worker) and worker.activity is Activity.ACTIVE]
-    missing = max(0, down - len(old)) + being_drained
-    return max(1, len(scene.wanted) // 4) - missing
+    going = [w for w in own if w.activity is not Activity.ACTIVE or not is_live(w)]
+    ending = [worker for worker in scene.terminating if worker.zone is not Zone.BORROWED]
+    missing = sum(worker.gpus for worker in [*going, *ending])
+    missing += sum(sizes[key_of(slot)] for slot in _creatable(scene, budget))
+    missing += sum(sizes[key] for key, worker in scene.staying.items() if not is_live(worker))
+    largest = max([*sizes.values(), *(worker.gpus for worker in own)], default=0)
+    return max(largest, sum(sizes.values()) // 4) - missing
+
+
+def _surplus_gpus(scene: _Scene, budget: Budget) -> dict[Zone, int]:
+    """GPUs that the fleet's own zones are to have fewer of: their workers go without another in their place."""
+    surplus = {Zone.RESERVED: 0, Zone.ELASTIC: 0}
+    going = [worker for worker in scene.leaving if is_live(worker) and worker.activity is Activity.ACTIVE]
+    for worker in [*scene.staying.values(), *going]:
+        if worker.zone in surplus:
+            surplus[worker.zone] += worker.gpus
+    for slot in scene.wanted.values():
+        if slot.zone in surplus:
+            surplus[slot.zone] -= budget.gpus_of(slot.role)
+    return surplus
 
 
 def _stages_lost(scene: _Scene, worker: Worker) -> frozenset[Role]:
@@ -199,13 +221,9 @@ def _help_is_coming(scene: _Scene, lost: frozenset[Role], budget: Budget) -> boo
     if scene.widened or any(_lagging(worker) for worker in scene.staying.values()):
         return True
     starting = [slot for key, slot in scene.wanted.items() if key in scene.staying and not serves(scene.staying[key])]
-    free = _free_gpus(scene, budget)
-    creatable = [
-        slot
-        for key, slot in scene.wanted.items()
-        if key not in scene.staying and slot.zone is not Zone.BORROWED and free[slot.zone] >= budget.gpus_per_worker
-    ]
-    return any(STAGES[slot.role] & lost for slot in [*starting, *creatable])
+    going = [worker for worker in scene.leaving if not scene.serving.get(worker.uid)]
+    soon = _creatable(scene, budget, leaving=[*going, *scene.terminating])
+    return any(STAGES[slot.role] & lost for slot in [*starting, *soon])
 
 
 def _activations(scene: _Scene) -> list[Action]:
@@ -239,6 +257,15 @@ def _flips(scene: _Scene, target: Target) -> list[Action]:
     return actions
 
 
+def _rescue(scene: _Scene, budget: Budget) -> list[Action]:
+    """Widen a prefill worker while every decode worker is still to start: where sizes differ none becomes one."""
+    decoding = [w for w in scene.all if is_live(w) and Role.DECODE in STAGES[w.role]]
+    if not budget.staged or decoding or any(_lagging(worker) for worker in scene.staying.values()):
+        return []
+    able = [worker for worker in scene.staying.values() if scene.serving.get(worker.uid)]
+    return [SetRole(worker.uid, worker.pod, Role.COLOCATED, worker.role_epoch + 1) for worker in able[:1]]
+
+
 def _all_here(scene: _Scene) -> bool:
     """Nobody who could serve a stage soon is still on the way."""
     return all(key in scene.staying and serves(scene.staying[key]) for key in scene.wanted)
@@ -263,13 +290,17 @@ def _free_gpus(scene: _Scene, budget: Budget) -> dict[Zone, int]:
     return {zone: limit - sum(w.gpus for w in scene.all if w.zone is zone) for zone, limit in limits.items()}
 
 
-def _creates(scene: _Scene, target: Target, budget: Budget) -> list[Action]:
+def _creatable(scene: _Scene, budget: Budget, *, leaving: Iterable[Worker] = ()) -> list[Slot]:
+    """Slots without a pod for which there are GPUs now, or will be when these workers are gone."""
     free = _free_gpus(scene, budget)
+    for worker in leaving:
+        free[worker.zone] += worker.gpus
     there = {key_of(worker) for worker in scene.all}
-    actions: list[Action] = []
-    for slot in target.slots:
-        if slot.zone is Zone.BORROWED or key_of(slot) in there or free[slot.zone] < budget.gpus_per_worker:
+    found: list[Slot] = []
+    for key, slot in scene.wanted.items():
+        gpus = budget.gpus_of(slot.role)
+        if slot.zone is Zone.BORROWED or key in there or free[slot.zone] < gpus:
             continue
-        free[slot.zone] -= budget.gpus_per_worker
-        actions.append(CreateWorker(slot))
-    return actions
+        free[slot.zone] -= gpus
+        found.append(slot)
+    return found

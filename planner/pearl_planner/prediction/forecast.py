@@ -76,7 +76,7 @@ def forecast(  # noqa: PLR0913 - one question
         new = _new_tokens(profile, one.turns_done + 1) + (retained if one.turns_done > 0 else 0.0)
         chance = sum(share for share, _ in returns)
         prefill += chance * new
-        work += chance * prefill_seconds(table, new, max(float(one.context_tokens), 0.0))
+        work += chance * prefill_seconds(table.prefilling, new, max(float(one.context_tokens), 0.0))
         made += sum(share * min(profile.generated.mean, left / step) for share, left in returns) if step > 0 else 0.0
     return Demand(horizon_seconds, prefill, work, made, made * step / max(sequences, 1.0))
 

@@ -22,7 +22,7 @@ def local_append_tokens(load: Workload, table: EngineTable, *, sequences: float)
 
     def worth(tokens: float) -> bool:
         chunk = chunk_seconds(table, tokens, load.context_tokens) + table.interference_seconds
-        elsewhere = prefill_seconds(table, tokens + retained, load.context_tokens)
+        elsewhere = prefill_seconds(table.prefilling, tokens + retained, load.context_tokens)
         return chunk * (1.0 + held_up) <= elsewhere + transfer_seconds(table, tokens + retained)
 
     threshold = 0

@@ -171,7 +171,7 @@ def _makespan(stations: Stations, load: Workload, in_flight: float, local: int) 
     limits = Limits(
         in_flight,
         refill=in_flight if load.refill else 0.0,
-        first_seconds=prefill_seconds(stations.table, load.at(1.0)[1], 0.0),
+        first_seconds=prefill_seconds(stations.table.prefilling, load.at(1.0)[1], 0.0),
         tokens=load.generated_tokens / rest.generated_tokens,
         waits=load.environment_seconds / rest.environment_seconds if rest.environment_seconds > 0 else 1.0,
     )

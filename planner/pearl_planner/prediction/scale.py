@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pearl_planner.engine.model import chunk_seconds, decode_seconds, sane_table
 from pearl_planner.numbers import clamp, known, median
-from pearl_planner.types import MixedSeen, Role
+from pearl_planner.types import MixedSeen, Mode, Role
 from pearl_planner.workload.profile import Profile
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ class _Seen:
 
 def learn_scale(snapshot: Snapshot, policy: Policy) -> Memory:
     """The memory with what the engines' times between tokens say."""
-    memory = _of_table(snapshot.memory, policy.table.name)
+    memory = _of_table(snapshot.memory, _name(policy))
     age = snapshot.measurements.prometheus_age_seconds
-    if age is None or age > policy.stale_after_seconds or not sane_table(policy.table):
+    if age is None or age > policy.stale_after_seconds or not all(sane_table(policy.table_of(mode)) for mode in Mode):
         return memory
     changed = memory.last_change_at
     if changed is not None and snapshot.now - changed < MIXED_SECONDS:
@@ -70,6 +70,12 @@ def learn_scale(snapshot: Snapshot, policy: Policy) -> Memory:
     if mixed is not None:
         memory = replace(memory, mixed_seen=_averaged(memory.mixed_seen, mixed))
     return replace(memory, model_scale=step_scale(memory))
+
+
+def _name(policy: Policy) -> str:
+    """Of the tables together: workers of several sizes share κ and I."""
+    split = policy.split_table
+    return policy.table.name if split is None else f"{policy.table.name} {split.prefilling.name} {split.name}"
 
 
 def _of_table(memory: Memory, name: str) -> Memory:
@@ -144,7 +150,6 @@ def _engines(snapshot: Snapshot, policy: Policy) -> list[tuple[Role, _Seen]]:
     profile = snapshot.profile or Profile()
     context, missed = _context(snapshot, profile), profile.missed_tokens()
     new = max(profile.appended.mean + max(missed.get("colocated", 0.0), 0.0), 1.0)
-    prefill = chunk_seconds(policy.table, new, max(context - new, 0.0))
     local_share = _local_share(profile, snapshot.memory, missed)
     found: list[tuple[Role, _Seen]] = []
     for worker in snapshot.workers:
@@ -155,8 +160,11 @@ def _engines(snapshot: Snapshot, policy: Policy) -> list[tuple[Role, _Seen]]:
         between = known(metrics.inter_token_seconds, low=1e-7, high=1e4)
         if running is None or between is None:
             continue
-        share = 1.0 if worker.role is Role.COLOCATED else local_share
-        step = decode_seconds(policy.table, running, context) / between
+        mixed = worker.role is Role.COLOCATED
+        share = 1.0 if mixed else local_share
+        table = policy.table_of(Mode.COLOCATED if mixed else Mode.DISAGGREGATED)
+        prefill = chunk_seconds(table, new, max(context - new, 0.0))
+        step = decode_seconds(table, running, context) / between
         prefills = share * _turns_per_second(running, between, profile)
         found.append((worker.role, _Seen(step, prefills, prefill if prefills > 0 else 0.0)))
     return found

@@ -121,8 +121,9 @@ class Stations:
     def _remote(self, turn: Turn, running: float, contexts: float) -> Callable[[Presence], float]:
         """One turn at the prefill workers, with its wait."""
         servers, elsewhere, variation = self.shape.prefill, 1.0 - turn.local_share, self.variation
+        table = self.table.prefilling
         tokens = self.computed(turn.remote_tokens, turn.context_tokens, contexts, servers)
-        service = prefill_seconds(self.table, tokens, max(turn.context_tokens - tokens, 0.0))
+        service = prefill_seconds(table, tokens, max(turn.context_tokens - tokens, 0.0))
         others = max(running - 1.0, 0.0) / running
 
         def seconds(at: Presence) -> float:
@@ -155,7 +156,7 @@ class Stations:
         """New tokens plus the history that no longer fits the caches of the workers that prefill."""
         context = max(context_tokens, 1.0)
         new = min(max(new_tokens, 1.0), context)
-        capacity = self.table.kv_capacity_tokens
+        capacity = self.table.prefilling.kv_capacity_tokens
         wanted = contexts * context
         if capacity is None or wanted <= workers * capacity:
             return new

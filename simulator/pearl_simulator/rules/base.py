@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pearl_planner.choice.decide import Decision
 from pearl_planner.facts import fleet, missing_data, sizes
-from pearl_planner.fleet.assign import stays
+from pearl_planner.fleet.living import stays
 from pearl_planner.fleet.shapes import allowed_shapes, initial_shape, shape_of
 from pearl_planner.prediction.local_append import local_append_tokens
 from pearl_planner.prediction.mean_turn import workload

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_fleet import worker
 
-from pearl_planner.fleet.assign import assign, is_live
+from pearl_planner.fleet.assign import assign
+from pearl_planner.fleet.living import is_live
 from pearl_planner.types import Role, Shape, Worker, WorkerState, Zone
 
 ZONES = (Zone.RESERVED, Zone.ELASTIC)

@@ -48,7 +48,7 @@ class Life:
 
     def template(self, data: st.DataObject) -> None:
         for name in data.draw(st.sampled_from([list(self.fleet.pods), []])):
-            self.change(name, shape_current=self.fleet.pods[name].zone is Zone.BORROWED)
+            self.change(name, shape_current=False)
 
     def budget(self, data: st.DataObject) -> None:
         self.fleet.budget = budget(data.draw(st.integers(0, 4)), (0, data.draw(st.integers(0, 3))), borrowed=2)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_fleet import budget, policy, worker
 
-from pearl_planner.fleet.assign import is_live
+from pearl_planner.fleet.living import is_live
 from pearl_planner.fleet.steps import STAGES, finished, key_of, steps
 from pearl_planner.types import (
     Activity,

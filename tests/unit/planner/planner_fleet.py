@@ -143,6 +143,23 @@ class Fleet:
                 return result
         raise AssertionError(f"still moving: {result.reason} {result.message} {result.actions}")
 
+    def resize(self, **sizes: int) -> None:
+        """The spec asks for workers of other sizes; a pod of none of them is of an old template."""
+        self.budget = replace(self.budget, **sizes)
+        known = {self.budget.gpus_of(role) for role in Role}
+        self.pods = {name: replace(pod, shape_current=pod.gpus in known) for name, pod in self.pods.items()}
+
+    def held(self, zone: Zone) -> int:
+        """GPUs that pods of a zone hold, ending ones too."""
+        return sum(pod.gpus for pod in self.pods.values() if pod.zone is zone)
+
+    def served(self) -> bool:
+        """Whether some worker makes tokens: a decode worker without a prefill worker prefills too."""
+        return any(
+            pod.state is WorkerState.READY and pod.activity is Activity.ACTIVE and pod.role is not Role.PREFILL
+            for pod in self.pods.values()
+        )
+
     def roles(self) -> str:
         letters = {Role.COLOCATED: "C", Role.PREFILL: "P", Role.DECODE: "D"}
         return "".join(sorted(letters[pod.role] for pod in self.pods.values()))
@@ -163,6 +180,7 @@ class Fleet:
                 role_epoch=epoch,
                 state=WorkerState.PENDING,
                 acked_epoch=None,
+                gpus=self.budget.gpus_of(slot.role),
             )
             self.created.append(name)
         elif isinstance(action, DeleteWorker):
