@@ -33,14 +33,19 @@ class Parallelism(Model):
     """Tensor parallel sizes per stage; unequal sizes make changing sides a pod replacement."""
 
     prefill: int = Field(ge=1, le=64, description="GPUs of one prefill worker.")
-    decode: int = Field(ge=1, le=64, description="GPUs of one decode worker; not fewer than of a prefill worker.")
+    decode: int = Field(ge=1, le=64, description="GPUs of one decode worker; a multiple of a prefill worker's.")
 
 
 class EngineSpec(Model):
     """The engine of every worker."""
 
     image: str = Field(min_length=1, description="Worker image: agent, guard and vLLM.")
-    tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs of one worker.")
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="GPUs of one worker; with `parallelism` those of colocated and borrowed workers, between both.",
+    )
     max_model_len: int = Field(default=32768, ge=1, description="Longest context in tokens.")
     args: list[Annotated[str, Field(max_length=1024)]] = Field(
         default_factory=list, max_length=64, description="Further arguments of `vllm serve`."
@@ -59,7 +64,7 @@ class EngineSpec(Model):
 class ReservedCapacity(Model):
     """GPUs that the rollout always has."""
 
-    gpus: int = Field(ge=0, le=8192, description="GPUs used all the time; a multiple of tensorParallel.")
+    gpus: int = Field(ge=0, le=8192, description="GPUs used all the time; a multiple of the smallest worker's.")
 
 
 class ElasticCapacity(Model):
@@ -347,6 +352,9 @@ class WorkerCounts(Model):
     reserved: int = 0
     elastic: int = 0
     borrowed: int = 0
+    prefill_gpus: int = Field(default=0, description="GPUs that prefill workers hold.")
+    decode_gpus: int = Field(default=0, description="GPUs that decode workers hold.")
+    colocated_gpus: int = Field(default=0, description="GPUs that colocated workers hold.")
 
 
 class WeightsStatus(Model):

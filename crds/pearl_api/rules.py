@@ -102,6 +102,7 @@ _ELASTIC_MIN = "self.capacity.elastic.minGpus"
 _ELASTIC_MAX = "self.capacity.elastic.maxGpus"
 _BORROWED = "self.capacity.borrowed.maxGpus"
 _ALL_GPUS = f"{_RESERVED} + {_ELASTIC_MAX} + {_BORROWED}"
+_STAGES = "self.engine.parallelism"
 _PAIR = f"(has(self.engine.parallelism) ? self.engine.parallelism.prefill + self.engine.parallelism.decode : 2 * {_TP})"
 
 
@@ -127,6 +128,21 @@ def _multiple(value: str, field: str) -> Rule:
         message_expression=_say(
             f"spec{field} (%d) must be a multiple of spec.engine.tensorParallel (%d): use %d or %d",
             *(value, _TP, f"{value} - {value} % {_TP}", f"{value} + {_TP} - {value} % {_TP}"),
+        ),
+    )
+
+
+def _filling(value: str, field: str) -> Rule:
+    """With a size per stage, the GPUs must at least fill prefill workers."""
+    return Rule(
+        path=_SPEC,
+        field=field,
+        rule=f"!has({_STAGES}) || {value} % {_STAGES}.prefill == 0",
+        message=f"spec{field} must be a multiple of spec.engine.parallelism.prefill",
+        message_expression=_say(
+            f"spec{field} (%d) must be a multiple of spec.engine.parallelism.prefill (%d): use %d or %d",
+            *(value, f"{_STAGES}.prefill", f"{value} - {value} % {_STAGES}.prefill"),
+            f"{value} + {_STAGES}.prefill - {value} % {_STAGES}.prefill",
         ),
     )
 
@@ -162,6 +178,9 @@ _CAPACITY_RULES = (
     _multiple(_RESERVED, ".capacity.reserved.gpus"),
     _multiple(_ELASTIC_MIN, ".capacity.elastic.minGpus"),
     _multiple(_ELASTIC_MAX, ".capacity.elastic.maxGpus"),
+    _filling(_RESERVED, ".capacity.reserved.gpus"),
+    _filling(_ELASTIC_MIN, ".capacity.elastic.minGpus"),
+    _filling(_ELASTIC_MAX, ".capacity.elastic.maxGpus"),
     Rule(
         path=_SPEC,
         field=".capacity.elastic.minGpus",
@@ -223,6 +242,31 @@ _MODE_RULES = (
         message_expression=_say(
             "spec.engine.parallelism.prefill (%d) must not exceed decode (%d): lower prefill or raise decode",
             *("self.engine.parallelism.prefill", "self.engine.parallelism.decode"),
+        ),
+    ),
+    Rule(
+        path=_SPEC,
+        field=".engine.parallelism.decode",
+        rule=f"!has({_STAGES}) || {_STAGES}.decode % {_STAGES}.prefill == 0",
+        message="spec.engine.parallelism.decode must be a multiple of prefill",
+        message_expression=_say(
+            "spec.engine.parallelism.decode (%d) must be a multiple of prefill (%d), "
+            "since each GPU that decodes takes the KV of a whole part of one that prefills: use %d or %d",
+            *(f"{_STAGES}.decode", f"{_STAGES}.prefill"),
+            f"{_STAGES}.decode - {_STAGES}.decode % {_STAGES}.prefill",
+            f"{_STAGES}.decode + {_STAGES}.prefill - {_STAGES}.decode % {_STAGES}.prefill",
+        ),
+    ),
+    Rule(
+        path=_SPEC,
+        field=".engine.tensorParallel",
+        rule=f"!has({_STAGES}) || ({_TP} % {_STAGES}.prefill == 0 && {_STAGES}.decode % {_TP} == 0)",
+        message="spec.engine.tensorParallel must be a multiple of parallelism.prefill and divide parallelism.decode",
+        message_expression=_say(
+            "spec.engine.tensorParallel (%d) is the size of colocated and borrowed workers, which serve beside both "
+            "others: it must be a multiple of parallelism.prefill (%d) and divide parallelism.decode (%d); "
+            "use one of the two",
+            *(_TP, f"{_STAGES}.prefill", f"{_STAGES}.decode"),
         ),
     ),
     Rule(

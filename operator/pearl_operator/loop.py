@@ -241,7 +241,7 @@ class RolloutLoop:
 
     def _engine(self, spec: PearlRolloutSpec) -> EngineChoice:
         products = gpu_products(self.parts.index.nodes.values())
-        basis = (spec.engine.table, spec.model.name, spec.engine.tensor_parallel, products)
+        basis = (spec.engine.table, spec.model.name, spec.engine.tensor_parallel, spec.engine.parallelism, products)
         if self._past.engine is None or self._past.engine[0] != basis:
             self._past.engine = (basis, engine_choice(spec, products))
         return self._past.engine[1]

@@ -9,6 +9,7 @@ from pearl_api import names
 from pearl_api.wire.worker import WorkerPhase
 from pearl_operator.notices import SIGNS, Sign, notice_seconds
 from pearl_operator.resources.worker import shape_hash
+from pearl_operator.stage_sizes import worker_sizes
 from pearl_planner.types import (
     Activity,
     Batch,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from pearl_operator.facts import NodeFact, PodFact
     from pearl_operator.sources import Samples
     from pearl_planner.types import Budget, Loan, Memory, Target, WorkerMetrics
+
+
+_Made = dict[tuple[Zone, str | None], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,8 @@ def snapshot_of(facts: Facts) -> Snapshot:
     """The snapshot of one look."""
     stats = facts.samples.stats
     views = {view.uid: view for view in stats.workers} if stats is not None else {}
-    workers = (_worker(pod, facts, views.get(pod.address.uid)) for pod in facts.pods)
+    made = _made_for(facts.spec)
+    workers = (_worker(pod, facts, views.get(pod.address.uid), made) for pod in facts.pods)
     return Snapshot(
         now=facts.now,
         workers=tuple(worker for worker in workers if worker is not None),
@@ -76,7 +81,7 @@ def snapshot_of(facts: Facts) -> Snapshot:
     )
 
 
-def _worker(pod: PodFact, facts: Facts, view: WorkerView | None) -> Worker | None:
+def _worker(pod: PodFact, facts: Facts, view: WorkerView | None, made: _Made) -> Worker | None:
     """None for a pod whose labels make no worker; it is nobody's to touch."""
     try:
         zone, role, activity = Zone(pod.zone or ""), Role(pod.role or ""), Activity(pod.activity)
@@ -85,6 +90,7 @@ def _worker(pod: PodFact, facts: Facts, view: WorkerView | None) -> Worker | Non
     if pod.slot is None:
         return None
     agent = facts.samples.agents.get(pod.address.uid)
+    made_for = made.get((zone, pod.shape))
     return Worker(
         uid=pod.address.uid,
         pod=pod.address.name,
@@ -95,10 +101,8 @@ def _worker(pod: PodFact, facts: Facts, view: WorkerView | None) -> Worker | Non
         role_epoch=pod.role_epoch,
         activity=activity,
         state=worker_state(pod, agent, served=pod.address.uid in facts.served),
-        gpus=_gpus(pod, zone, facts.spec),
-        shape_current=facts.keep_shape
-        or pod.shape is None
-        or pod.shape == shape_hash(facts.spec, names.Zone(zone.value)),
+        gpus=_gpus(pod, zone, facts.spec) if made_for is None or facts.spec.engine.parallelism is None else made_for,
+        shape_current=facts.keep_shape or pod.shape is None or made_for is not None,
         acked_epoch=view.acked_epoch if view is not None else None,
         in_flight=view.in_flight if view is not None else None,
         resident_tokens=view.resident_tokens if view is not None else None,
@@ -135,6 +139,16 @@ def _given_back(pod: PodFact, agent: AgentState | None) -> bool:
     if agent is None or pod.loan is None or agent.phase not in (WorkerPhase.ASLEEP, WorkerPhase.STOPPED):
         return False
     return agent.loan is None or not agent.loan.granted
+
+
+def _made_for(spec: PearlRolloutSpec) -> _Made:
+    """Sizes of worker by the shapes that pods of the present template have."""
+    lent = (spec.engine.tensor_parallel,)
+    return {
+        (zone, shape_hash(spec, names.Zone(zone.value), gpus)): gpus
+        for zone in Zone
+        for gpus in (lent if zone is Zone.BORROWED else worker_sizes(spec.engine))
+    }
 
 
 def _gpus(pod: PodFact, zone: Zone, spec: PearlRolloutSpec) -> int:

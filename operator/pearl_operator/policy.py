@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from pearl_api.names import Role
 from pearl_api.rollout import ModePolicy
 from pearl_operator.coverage import SCRAPES
+from pearl_operator.stage_sizes import gpus_of, worker_sizes
 from pearl_planner.engine.tables import TableError, find_table, load_table
 from pearl_planner.types import Budget, IdleAction, Mode, Policy
 
@@ -24,24 +27,52 @@ _MODES: Final = {
 }
 _FALLBACK_TABLE: Final = "Qwen/Qwen3-8B"
 _GPU_PRODUCT: Final = "nvidia.com/gpu.product"
+_TENSOR_PARALLEL: Final = re.compile(r"-TP(\d+)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The engine table to plan with."""
+    """The engine tables to plan with."""
 
     table: EngineTable
+    """Of colocated workers."""
     problem: str | None = None
     """Why it is only a stand-in, and what to set."""
+    split_table: EngineTable | None = None
+    """Of decode workers, with that of prefill workers, where they are of other sizes; None = `table`."""
 
 
 def engine_choice(spec: PearlRolloutSpec, products: Iterable[str] = ()) -> EngineChoice:
     """The named table, else the model's on these GPUs, else the model's on any, else a stand-in with the reason.
 
+    Where stages have sizes of their own, their tables are those of the same model and hardware with that size.
+
     Args:
         spec: Of the rollout.
         products: GPU product names as node labels have them, for example `NVIDIA-H100-80GB-HBM3`.
     """
+    whole = _choice(spec, products)
+    engine = spec.engine
+    if len(worker_sizes(engine)) == 1:
+        return whole
+    prefill, decode = (
+        _of_size(whole.table, engine.tensor_parallel, gpus_of(engine, role)) for role in (Role.PREFILL, Role.DECODE)
+    )
+    return replace(whole, split_table=replace(decode, prefill_worker=prefill))
+
+
+def _of_size(table: EngineTable, gpus: int, wanted: int) -> EngineTable:
+    """The shipped table of another size of the same worker, else this one with its work shared among more GPUs."""
+    model, _, machine = table.name.rpartition("/")
+    found = _TENSOR_PARALLEL.search(machine)
+    own = int(found[1]) if found is not None else gpus
+    if own == wanted:
+        return table
+    shipped = find_table(model, _TENSOR_PARALLEL.sub(f"-TP{wanted}", machine)) if found is not None else None
+    return shipped or table.resized(wanted / own)
+
+
+def _choice(spec: PearlRolloutSpec, products: Iterable[str]) -> EngineChoice:
     try:
         if spec.engine.table is not None:
             return EngineChoice(load_table(spec.engine.table))
@@ -93,6 +124,7 @@ def policy_of(
     return Policy(
         generation=rollout.generation,
         table=engine.table,
+        split_table=engine.split_table,
         modes=_MODES[spec.mode],
         ratio=(spec.ratio.prefill, spec.ratio.decode) if spec.ratio is not None else None,
         objective=policy.objective,
@@ -126,4 +158,6 @@ def budget_of(spec: PearlRolloutSpec, *, loans_enabled: bool) -> Budget:
         elastic_min_gpus=capacity.elastic.min_gpus,
         elastic_max_gpus=capacity.elastic.max_gpus,
         borrowed_max_gpus=capacity.borrowed.max_gpus if loans_enabled else 0,
+        prefill_gpus=gpus_of(spec.engine, Role.PREFILL),
+        decode_gpus=gpus_of(spec.engine, Role.DECODE),
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from pearl_api import names
 from pearl_api.names import Zone
 from pearl_operator import kinds
 from pearl_operator.errors import Refused
 from pearl_operator.resources.worker import shape_hash, worker_pod
+from pearl_operator.stage_sizes import gpus_of
 from pearl_planner.types import Role, Slot
 from pearl_planner.types import Zone as PlannerZone
 
@@ -37,20 +39,23 @@ class Preflight:
         """The API server's sentence where a worker pod is invalid, None where all are fine."""
         capacity = spec.capacity
         used = {Zone.RESERVED: capacity.reserved.gpus, Zone.ELASTIC: capacity.elastic.max_gpus}
-        for zone, gpus in used.items():
-            refusal = await self._check_zone(rollout, spec, zone) if gpus else None
-            if refusal is not None:
-                return refusal
+        for zone in (zone for zone, gpus in used.items() if gpus):
+            for role in Role:
+                refusal = await self._check_pod(rollout, spec, zone, role)
+                if refusal is not None:
+                    return refusal
         return None
 
-    async def _check_zone(self, rollout: RolloutFact, spec: PearlRolloutSpec, zone: Zone) -> str | None:
-        shape, now = shape_hash(spec, zone), self.clock.monotonic()
+    async def _check_pod(self, rollout: RolloutFact, spec: PearlRolloutSpec, zone: Zone, role: Role) -> str | None:
+        """Once for each size of worker."""
+        gpus = gpus_of(spec.engine, names.Role(role))
+        shape, now = shape_hash(spec, zone, gpus), self.clock.monotonic()
         if shape in self._accepted:
             return None
         asked_at, sentence = self._refused.get(shape, (float("-inf"), ""))
         if now - asked_at < _ASK_AGAIN_SECONDS:
             return sentence
-        slot = Slot(_TRIAL_SLOT, PlannerZone(zone.value), Role.COLOCATED, 0)
+        slot = Slot(_TRIAL_SLOT, PlannerZone(zone.value), role, 0)
         try:
             await self.kube.dry_run_create(kinds.POD, worker_pod(rollout, spec, slot, role_epoch=0))
         except Refused as error:

@@ -101,6 +101,9 @@ def status_after_bug(rollout: RolloutFact, error: Exception, now: float) -> Pear
 def _counts(alive: list[Worker]) -> WorkerCounts:
     used = [worker for worker in alive if worker.state is not WorkerState.COLD]
     roles, zones = Counter(worker.role for worker in used), Counter(worker.zone for worker in used)
+    gpus = Counter[Role]()
+    for worker in used:
+        gpus[worker.role] += worker.gpus
     return WorkerCounts(
         prefill=roles[Role.PREFILL],
         decode=roles[Role.DECODE],
@@ -110,6 +113,9 @@ def _counts(alive: list[Worker]) -> WorkerCounts:
         reserved=zones[Zone.RESERVED],
         elastic=zones[Zone.ELASTIC],
         borrowed=zones[Zone.BORROWED],
+        prefill_gpus=gpus[Role.PREFILL],
+        decode_gpus=gpus[Role.DECODE],
+        colocated_gpus=gpus[Role.COLOCATED],
     )
 
 

@@ -97,9 +97,9 @@ def borrower_pod(loan: LoanFact, rollout: RolloutFact, *, index: int, slot: int,
     if rollout.spec is None:
         raise ValueError(f"PearlRollout {rollout.key} cannot be read: {rollout.problem}")
     spec = rollout.spec
-    base = worker.base_pod(spec, Zone.BORROWED, loan_secret(loan.name))
-    pod = worker.with_templates(base, spec, Zone.BORROWED, _metadata(loan, rollout, index, slot))
     parallel = spec.engine.tensor_parallel
+    base = worker.base_pod(spec, Zone.BORROWED, loan_secret(loan.name), gpus=parallel)
+    pod = worker.with_templates(base, spec, Zone.BORROWED, _metadata(loan, rollout, index, slot))
     environment = {
         "PEARL_LOAN_NAME": loan.name,
         "PEARL_LOAN_NAMESPACE": loan.namespace,
@@ -142,7 +142,7 @@ def _metadata(loan: LoanFact, rollout: RolloutFact, index: int, slot: int) -> di
         names.LABEL_ROLLOUT_NAMESPACE: rollout.key.namespace,
         names.LABEL_ZONE: Zone.BORROWED.value,
         names.LABEL_SLOT: str(slot),
-        names.LABEL_SHAPE: worker.shape_hash(rollout.spec, Zone.BORROWED),
+        names.LABEL_SHAPE: worker.shape_hash(rollout.spec, Zone.BORROWED, rollout.spec.engine.tensor_parallel),
         names.LABEL_ROLE: role.value,
         names.LABEL_ROLE_EPOCH: "0",
         names.LABEL_ACTIVITY: Activity.ACTIVE.value,

@@ -228,9 +228,10 @@ class Follower:
     async def _mend(self, loan: LoanFact, rollout: RolloutFact) -> None:
         """Makes missing borrowers; replaces those of an older template while nothing is lent."""
         assert rollout.spec is not None  # noqa: S101 - the caller checked
-        count = len(loan.spec.gpus) // rollout.spec.engine.tensor_parallel
+        parallel = rollout.spec.engine.tensor_parallel
+        count = len(loan.spec.gpus) // parallel
         if loan.status.phase in (LoanPhase.IDLE, LoanPhase.OFFERED):
-            shape = shape_hash(rollout.spec, names.Zone.BORROWED)
+            shape = shape_hash(rollout.spec, names.Zone.BORROWED, parallel)
             wanted = {names.borrower_pod(loan.name, index) for index in range(count)}
             for pod in self.world.store.borrowers(loan):
                 outdated = pod.shape != shape or pod.address.name not in wanted or pod.phase in ("Failed", "Succeeded")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from pearl_api import names
-from pearl_api.names import Activity, Zone
+from pearl_api.names import Activity, Role, Zone
 from pearl_api.rollout import WeightsSpec
 from pearl_operator.resources import common
 from pearl_operator.resources.merge import merge
+from pearl_operator.stage_sizes import gpus_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,15 +42,17 @@ _ANNOTATIONS: Final = {
 """Reserved workers are never moved; elastic ones may be; a borrower must not keep its trainer's node alive."""
 
 
-def shape_hash(spec: PearlRolloutSpec, zone: Zone) -> str:
-    """Identifies everything for which a pod must be replaced.
+def shape_hash(spec: PearlRolloutSpec, zone: Zone, gpus: int) -> str:
+    """Identifies everything for which a pod of so many GPUs must be replaced.
 
     Computed from what the user wrote, not from the pod that is built, so that a new operator version does not
     replace a fleet, and so that deadlines, policy and roles touch no pod.
     """
+    # Of the sizes only its own counts, so that another stage's may change without it.
+    engine = spec.engine.model_dump(mode="json", exclude={"table"}) | {"tensor_parallel": gpus, "parallelism": None}
     basis: dict[str, Any] = {
         "model": spec.model.model_dump(mode="json"),
-        "engine": spec.engine.model_dump(mode="json", exclude={"table"}),
+        "engine": engine,
         "weights": spec.weights.source,
         "templates": [template for template in _templates(spec, zone) if template],
     }
@@ -63,22 +66,24 @@ def shape_hash(spec: PearlRolloutSpec, zone: Zone) -> str:
 def worker_pod(rollout: RolloutFact, spec: PearlRolloutSpec, slot: Slot, *, role_epoch: int) -> Object:
     """The pod of a slot. Its name is a function of slot and incarnation, so that a repeated create is noticed."""
     zone = Zone(slot.zone)
+    gpus = gpus_of(spec.engine, Role(slot.role))
     ours = common.metadata(
         rollout, names.worker_pod(rollout.key.name, slot.slot, slot.incarnation), names.COMPONENT_WORKER
     )
     ours["labels"] |= {
         names.LABEL_ZONE: zone.value,
         names.LABEL_SLOT: str(slot.slot),
-        names.LABEL_SHAPE: shape_hash(spec, zone),
+        names.LABEL_SHAPE: shape_hash(spec, zone, gpus),
         names.LABEL_ROLE: slot.role.value,
         names.LABEL_ROLE_EPOCH: str(role_epoch),
         names.LABEL_ACTIVITY: Activity.ACTIVE.value,
     }
-    return with_templates(base_pod(spec, zone, names.worker_secret(rollout.key.name)), spec, zone, ours)
+    base = base_pod(spec, zone, names.worker_secret(rollout.key.name), gpus=gpus)
+    return with_templates(base, spec, zone, ours)
 
 
-def base_pod(spec: PearlRolloutSpec, zone: Zone, secret: str) -> Object:
-    """What every worker pod is before templates are merged: `metadata.annotations` and `spec`.
+def base_pod(spec: PearlRolloutSpec, zone: Zone, secret: str, *, gpus: int) -> Object:
+    """What every worker pod of so many GPUs is before templates are merged: `metadata.annotations` and `spec`.
 
     Also the base of borrower pods, whose GPUs, owner and environment the loan service adds.
     """
@@ -92,7 +97,7 @@ def base_pod(spec: PearlRolloutSpec, zone: Zone, secret: str) -> Object:
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": round(spec.policy.deadlines.drain_seconds) + _GRACE_SECONDS,
             "securityContext": dict(common.POD_SECURITY),
-            "containers": [_container(spec, zone)],
+            "containers": [_container(spec, zone, gpus)],
             "volumes": [
                 {"name": "tmp", "emptyDir": {}},
                 {"name": "shm", "emptyDir": {"medium": "Memory"}},
@@ -140,7 +145,7 @@ def _claim(claim: str) -> dict[str, Any]:
     return {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
 
 
-def _container(spec: PearlRolloutSpec, zone: Zone) -> dict[str, Any]:
+def _container(spec: PearlRolloutSpec, zone: Zone, gpus: int) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": spec.engine.image,
@@ -150,7 +155,7 @@ def _container(spec: PearlRolloutSpec, zone: Zone) -> dict[str, Any]:
             {"name": names.PORT_NAME_AGENT, "containerPort": names.PORT_AGENT, "protocol": "TCP"},
             {"name": "nixl", "containerPort": names.PORT_NIXL, "protocol": "TCP"},
         ],
-        "env": _environment(spec, zone),
+        "env": _environment(spec, zone, gpus),
         "livenessProbe": common.probe("/healthz", names.PORT_NAME_AGENT, period=5, failures=3, timeout=5),
         "readinessProbe": common.probe("/readyz", names.PORT_NAME_AGENT, period=1, failures=2, timeout=2),
         "securityContext": dict(common.CONTAINER_SECURITY),
@@ -163,18 +168,18 @@ def _container(spec: PearlRolloutSpec, zone: Zone) -> dict[str, Any]:
         ],
     }
     if zone is not Zone.BORROWED:
-        gpus = {spec.engine.gpu_resource: str(spec.engine.tensor_parallel)}
-        container["resources"] = {"requests": gpus, "limits": dict(gpus)}
+        held = {spec.engine.gpu_resource: str(gpus)}
+        container["resources"] = {"requests": held, "limits": dict(held)}
     return container
 
 
-def _environment(spec: PearlRolloutSpec, zone: Zone) -> list[dict[str, Any]]:
+def _environment(spec: PearlRolloutSpec, zone: Zone, gpus: int) -> list[dict[str, Any]]:
     ours = {
         "HOME": "/tmp",  # noqa: S108 - the only writable place
         "PEARL_MODEL_NAME": spec.model.name,
         "PEARL_MODEL_URI": spec.model.uri,
         "PEARL_MAX_MODEL_LEN": str(spec.engine.max_model_len),
-        "PEARL_TENSOR_PARALLEL": str(spec.engine.tensor_parallel),
+        "PEARL_TENSOR_PARALLEL": str(gpus),
         "PEARL_ENGINE_ARGS": json.dumps(spec.engine.args),
         "PEARL_DRAIN_SECONDS": f"{spec.policy.deadlines.drain_seconds:g}",
         "PEARL_START_SECONDS": f"{spec.policy.deadlines.start_seconds:g}",

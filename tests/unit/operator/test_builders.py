@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pearl_api import tokens
+from pearl_api import names, tokens
 from pearl_api.names import Zone
 from pearl_api.rollout import PearlRolloutSpec, PearlRolloutStatus
 from pearl_operator.facts import RolloutFact
@@ -127,6 +127,8 @@ def test_template_is_merged_into_the_worker_container_and_cannot_take_our_labels
         ({"engine": {**SPEC["engine"], "image": "example/worker:2"}}, True),
         ({"engine": {**SPEC["engine"], "args": []}}, True),
         ({"engine": {**SPEC["engine"], "tensorParallel": 4}}, True),
+        ({"engine": {**SPEC["engine"], "parallelism": {"prefill": 1, "decode": 4}}}, True),
+        ({"engine": {**SPEC["engine"], "parallelism": {"prefill": 1, "decode": 2}}}, False),  # other workers' size
         ({"weights": {"source": "pvc://weights/run-2"}}, True),
         ({"weights": {**SPEC["weights"], "onUpdate": "KeepKV"}}, True),
         ({"weights": {**SPEC["weights"], "onUpdate": "Recompute"}}, False),
@@ -142,11 +144,22 @@ def test_shape_changes_with_what_the_engine_runs_and_with_nothing_else(
     change: dict[str, Any],
     replaces: bool,
 ) -> None:
-    assert (shape_hash(spec_of(**change), Zone.RESERVED) != shape_hash(spec_of(), Zone.RESERVED)) is replaces
+    before, after = (pod_of(spec)["metadata"]["labels"][names.LABEL_SHAPE] for spec in (spec_of(), spec_of(**change)))
+    assert (after != before) is replaces
+
+
+def test_each_worker_has_the_gpus_of_its_stage_and_its_engine_knows() -> None:
+    spec = spec_of(engine={**SPEC["engine"], "parallelism": {"prefill": 1, "decode": 4}})
+    seen = {}
+    for role in Role:
+        pod = worker_pod(fact(spec), spec, Slot(0, PlannerZone.RESERVED, role, 0), role_epoch=1)["spec"]
+        gpus = pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+        seen[role] = (gpus, environment(pod)["PEARL_TENSOR_PARALLEL"])
+    assert seen == {Role.COLOCATED: ("2", "2"), Role.PREFILL: ("1", "1"), Role.DECODE: ("4", "4")}
 
 
 def test_a_newer_operator_keeps_the_pods_of_a_fleet() -> None:
-    assert shape_hash(spec_of(), Zone.RESERVED) == "beabab506dc3"
+    assert shape_hash(spec_of(), Zone.RESERVED, 2) == "beabab506dc3"
 
 
 @pytest.mark.parametrize("on_update", ["Recompute", "FinishTurn", "KeepKV"])
@@ -158,8 +171,8 @@ def test_worker_learns_what_a_weight_update_does_to_requests_inside(on_update: s
 def test_a_template_of_one_zone_replaces_pods_of_that_zone_only() -> None:
     elastic = {"maxGpus": 4, "podTemplate": {"spec": {"tolerations": [{"key": "spot"}]}}}
     changed = spec_of(capacity={"reserved": {"gpus": 4}, "elastic": elastic})
-    assert shape_hash(changed, Zone.RESERVED) == shape_hash(spec_of(), Zone.RESERVED)
-    assert shape_hash(changed, Zone.ELASTIC) != shape_hash(spec_of(), Zone.ELASTIC)
+    assert shape_hash(changed, Zone.RESERVED, 2) == shape_hash(spec_of(), Zone.RESERVED, 2)
+    assert shape_hash(changed, Zone.ELASTIC, 2) != shape_hash(spec_of(), Zone.ELASTIC, 2)
     assert pod_of(changed, PlannerZone.ELASTIC)["spec"]["tolerations"] == [{"key": "spot"}]
 
 
@@ -202,7 +215,7 @@ def test_gateway_and_workers_agree_on_the_kv_lease_of_each_zone() -> None:
     deployment = gateway_deployment(fact(spec), spec, settings)
     gateway = environment(deployment["spec"]["template"]["spec"])
     assert gateway["PEARL_KV_LEASE_SECONDS"] == environment(pod_of(spec)["spec"])["PEARL_KV_LEASE_SECONDS"] == "10"
-    borrower = base_pod(spec, Zone.BORROWED, "secret")
+    borrower = base_pod(spec, Zone.BORROWED, "secret", gpus=2)
     assert gateway["PEARL_BORROWED_KV_LEASE_SECONDS"] == environment(borrower["spec"])["PEARL_KV_LEASE_SECONDS"] == "3"
 
 

@@ -54,7 +54,7 @@ def body(**status: Any) -> dict[str, Any]:
                 names.LABEL_ROLE: "decode",
                 names.LABEL_ROLE_EPOCH: "6",
                 names.LABEL_ACTIVITY: "draining",
-                names.LABEL_SHAPE: shape_hash(SPEC, names.Zone.RESERVED),
+                names.LABEL_SHAPE: shape_hash(SPEC, names.Zone.RESERVED, 2),
             },
             "managedFields": [
                 {"manager": "pearl-role", "time": "2027-01-15T07:59:50Z"},
