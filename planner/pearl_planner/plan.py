@@ -195,16 +195,16 @@ def _breaches(facts: Snapshot, policy: Policy, target: Target) -> Iterator[tuple
         yield Reason.RECLAIM_REQUESTED, "lent GPUs were asked back"
     if lent - borrowed:
         yield Reason.APPLIED, "lent GPUs arrived"
-    if units_held(target.slots, facts.budget)[Zone.RESERVED] > sizes(facts).reserved:
-        yield Reason.BUDGET_LIMIT, f"the budget is now {facts.budget.reserved_gpus} reserved GPUs"
-    dead = dead_slots(facts, dict(facts.memory.next_incarnations))
-    if dead:
-        yield Reason.APPLIED, f"slot {', '.join(map(str, sorted(dead)[:5]))} lost its pod and is replaced"
     own = (worker for worker in facts.workers if worker.zone is not Zone.BORROWED)
     if any(stays(worker) and not worker.shape_current for worker in own):
         yield Reason.APPLIED, "the worker template changed"
     elif _outgrown(facts, target):
         yield Reason.APPLIED, f"workers are now of {explain.sizes(facts.budget)} GPUs"
+    elif units_held(target.slots, facts.budget)[Zone.RESERVED] > sizes(facts).reserved:
+        yield Reason.BUDGET_LIMIT, f"the budget is now {facts.budget.reserved_gpus} reserved GPUs"
+    dead = dead_slots(facts, dict(facts.memory.next_incarnations))
+    if dead:
+        yield Reason.APPLIED, f"slot {', '.join(map(str, sorted(dead)[:5]))} lost its pod and is replaced"
     if not _may_keep(facts, policy, target):
         yield Reason.APPLIED, "the spec no longer allows the present shape"
 

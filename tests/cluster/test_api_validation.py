@@ -136,6 +136,18 @@ IMPOSSIBLE = {
         [at("engine.parallelism", {"prefill": 2, "decode": 1})],
         "spec.engine.parallelism.prefill (2) must not exceed decode (1)",
     ),
+    "decode that is no multiple of prefill": (
+        [at("engine.tensorParallel", 2), at("engine.parallelism", {"prefill": 2, "decode": 3})],
+        "spec.engine.parallelism.decode (3) must be a multiple of prefill (2)",
+    ),
+    "colocated workers that fit neither stage": (
+        [at("engine.parallelism", {"prefill": 2, "decode": 4})],
+        "it must be a multiple of parallelism.prefill (2) and divide parallelism.decode (4); use one of the two",
+    ),
+    "half a prefill worker": (
+        [at("engine.tensorParallel", 2), at("engine.parallelism", {"prefill": 2, "decode": 2})],
+        "spec.capacity.reserved.gpus (3) must be a multiple of spec.engine.parallelism.prefill (2): use 2 or 4",
+    ),
     "rolling without staleness": (
         [at("weights", {"rollout": "Rolling", "maxStaleness": 0})],
         "set rollout to AllAtOnce (or leave it out), or maxStaleness to 1 or more",

@@ -53,7 +53,7 @@ def steps(workers: Sequence[Worker], target: Target, *, budget: Budget, policy: 
     """Actions that may all be done now. Empty when there is nothing to do, or when only waiting is left."""
     scene = _scene(workers, target)
     shrink = [*_deletes(scene, policy), *_drains(scene, policy, budget)]
-    flips = _flips(scene, target) or _rescue(scene, budget)
+    flips = _flips(scene, target)
     return (*shrink, *_activations(scene), *flips, *map(CreateWorker, _creatable(scene, budget)))
 
 
@@ -255,15 +255,6 @@ def _flips(scene: _Scene, target: Target) -> list[Action]:
         narrow = [worker for worker in waiting if worker.role is not Role.COLOCATED]
         actions += [_flip(worker, Role.COLOCATED, target) for worker in narrow[:1]]
     return actions
-
-
-def _rescue(scene: _Scene, budget: Budget) -> list[Action]:
-    """Widen a prefill worker while every decode worker is still to start: where sizes differ none becomes one."""
-    decoding = [w for w in scene.all if is_live(w) and Role.DECODE in STAGES[w.role]]
-    if not budget.staged or decoding or any(_lagging(worker) for worker in scene.staying.values()):
-        return []
-    able = [worker for worker in scene.staying.values() if scene.serving.get(worker.uid)]
-    return [SetRole(worker.uid, worker.pod, Role.COLOCATED, worker.role_epoch + 1) for worker in able[:1]]
 
 
 def _all_here(scene: _Scene) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pearl_api import names
-from pearl_api.rollout import PearlRolloutSpec
+from pearl_api.rollout import Parallelism, PearlRolloutSpec
 from pearl_api.wire.gateway import (
     BatchProgress,
     ConsumerView,
@@ -84,15 +84,15 @@ def agent(phase: WorkerPhase, starts: int = 1) -> WorkerState:
     return WorkerState(pod_uid="uid-1", phase=phase, activity=names.Activity.ACTIVE, engine_starts=starts)
 
 
-def snapshot(pod: PodFact, samples: Samples) -> types.Snapshot:
+def snapshot(pod: PodFact, samples: Samples, spec: PearlRolloutSpec = SPEC) -> types.Snapshot:
     return snapshot_of(
         Facts(
-            spec=SPEC,
+            spec=spec,
             pods=(pod,),
             nodes={},
             loans=(),
             samples=samples,
-            budget=budget_of(SPEC, loans_enabled=True),
+            budget=budget_of(spec, loans_enabled=True),
             target=None,
             memory=types.Memory(),
             now=NOW,
@@ -240,6 +240,35 @@ def test_the_engine_table_follows_the_gpus_of_the_cluster() -> None:
     problem = engine_choice(other).problem
     assert problem is not None
     assert "set spec.engine.table" in problem
+
+
+def test_each_stage_is_planned_with_the_table_of_its_size() -> None:
+    def choice(table: str | None, **sizes: int) -> list[str]:
+        engine = SPEC.engine.model_copy(update={"table": table, "parallelism": Parallelism(**sizes)})
+        found = engine_choice(SPEC.model_copy(update={"engine": engine}))
+        split = found.split_table
+        return [found.table.name, *([] if split is None else [split.prefilling.name, split.name])]
+
+    named = "Qwen/Qwen3-8B/H200-TP2"
+    sizes = ["Qwen/Qwen3-8B/H200-TP2", "Qwen/Qwen3-8B/H200-TP1", "Qwen/Qwen3-8B/H200-TP4"]
+    assert choice(named, prefill=1, decode=4) == sizes
+    assert choice(named, prefill=2, decode=8)[2] == f"{named} x4", "nobody measured one of eight"
+    assert choice(named, prefill=2, decode=2) == [named]
+
+
+def test_a_pod_is_current_if_it_is_of_a_size_that_the_spec_still_has() -> None:
+    def seen(**sizes: int) -> tuple[bool, int]:
+        engine = SPEC.engine.model_copy(update={"parallelism": Parallelism(**sizes)})
+        spec = SPEC.model_copy(update={"engine": engine})
+        pod = body(**RUNNING)
+        pod["metadata"]["labels"][names.LABEL_SHAPE] = shape_hash(SPEC, names.Zone.RESERVED, 1)
+        fact = pod_fact(pod)
+        assert fact is not None
+        [worker] = snapshot(fact, Samples(), spec).workers
+        return worker.shape_current, worker.gpus
+
+    assert seen(prefill=1, decode=4) == (True, 1)
+    assert seen(prefill=2, decode=4)[0] is False
 
 
 def test_a_worker_that_holds_its_gpus_by_a_claim_counts_as_one_engines_gpus() -> None:

@@ -59,7 +59,7 @@ class Watched:
 
 
 def makes_tokens(pod: dict[str, Any]) -> bool:
-    """Without a prefill worker a decode worker prefills too, so only a prefill worker alone makes none."""
+    """In its own role: a decode worker prefills too where it must, a prefill worker decodes only as a last resort."""
     labels = pod["metadata"]["labels"]
     conditions = pod.get("status", {}).get("conditions", [])
     ready = any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)

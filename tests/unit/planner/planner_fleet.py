@@ -154,7 +154,7 @@ class Fleet:
         return sum(pod.gpus for pod in self.pods.values() if pod.zone is zone)
 
     def served(self) -> bool:
-        """Whether some worker makes tokens: a decode worker without a prefill worker prefills too."""
+        """Whether some worker makes tokens in its role: a decode worker without a prefill worker prefills too."""
         return any(
             pod.state is WorkerState.READY and pod.activity is Activity.ACTIVE and pod.role is not Role.PREFILL
             for pod in self.pods.values()
