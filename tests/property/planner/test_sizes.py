@@ -53,7 +53,7 @@ def fits(room: Room, prefill: int, decode: int) -> bool:
     st.integers(0, 6),
     st.integers(0, 5),
     st.integers(0, 2),
-    st.sampled_from([(1, 1, 1), (1, 1, 2), (2, 1, 2), (2, 1, 4)]),
+    st.sampled_from([(1, 1, 1), (1, 1, 2), (2, 1, 2), (2, 1, 4), (3, 2, 3)]),
 )
 def test_every_shape_of_a_room_fits_and_leaves_no_room_for_another_worker(
     reserved: int, elastic: int, borrowed: int, units: tuple[int, int, int]
@@ -64,8 +64,9 @@ def test_every_shape_of_a_room_fits_and_leaves_no_room_for_another_worker(
     for shape in shapes:
         assert shape.prefill >= 1
         assert fits(room, shape.prefill, shape.decode)
-        assert borrowed or not fits(room, shape.prefill + 1, shape.decode)
-    if not borrowed:
+        if units[1] == 1 and not borrowed:  # others are refused by the API
+            assert not fits(room, shape.prefill + 1, shape.decode)
+    if units[1] == 1 and not borrowed:
         assert not fits(room, 1, room.splits + 1)
 
 

@@ -16,7 +16,7 @@ from pearl_planner.fleet.shapes import carried_shape, split
 from pearl_planner.prediction.local_append import local_append_tokens
 from pearl_planner.prediction.mean_turn import workload
 from pearl_planner.prediction.predict import predict
-from pearl_planner.types import Activity, Loan, Measurements, Memory, Mode, Reason, Role, Shape, Zone
+from pearl_planner.types import Activity, Loan, Measurements, Memory, Mode, Reason, Role, Shape, WorkerState, Zone
 
 SPLIT = (Mode.DISAGGREGATED,)
 FRESH = Measurements(gateway_age_seconds=1.0, live_trajectories=12)
@@ -112,6 +112,28 @@ def test_an_edit_taken_back_at_any_step_keeps_what_is_still_there(looks: int) ->
     assert kept <= {pod.uid for pod in fleet.pods.values()}
 
 
+def test_a_quarter_of_the_gpus_is_replaced_at_a_time() -> None:
+    fleet = sized(ratio=(2, 1))
+    fleet.pods = {name: replace(pod, shape_current=False) for name, pod in fleet.pods.items()}
+    least = 8
+    for _ in range(60):
+        fleet.look()
+        ready = [pod for pod in fleet.pods.values() if pod.state is WorkerState.READY]
+        least = min(least, sum(pod.gpus for pod in ready if pod.activity is Activity.ACTIVE))
+    assert len(fleet.deleted) == 6
+    assert least == 6
+
+
+def test_the_last_worker_stays_while_the_others_make_room_for_its_successor() -> None:
+    fleet = Fleet(replace(budget(6), gpus_per_worker=2), policy())
+    fleet.settle()
+    fleet.resize(gpus_per_worker=4)
+    for _ in range(30):
+        fleet.look()
+        assert fleet.served()
+    assert sizes(fleet) == [("colocated", 4)]
+
+
 def test_the_rate_of_prefill_is_that_of_prefill_workers_and_of_decode_that_of_decode_workers() -> None:
     heavy = workload(turns(600, 16), 64, None)
     light = workload(turns(40, 120), 64, None)
@@ -169,9 +191,9 @@ def test_a_lent_worker_of_an_old_template_serves_until_its_loan_is_over() -> Non
     fleet.loans = (Loan("t", "ns", 1, "Serving", 1, ("b",), requested=False),)
     fleet.settle()
     fleet.pods = {name: replace(pod, shape_current=False) for name, pod in fleet.pods.items()}
+    target = fleet.look().target
     fleet.settle()
     assert sorted(fleet.deleted) == ["w0-0", "w1-0"]
     assert fleet.pods["b"].activity is Activity.ACTIVE
-    before = fleet.target
-    assert fleet.look().target == before, "and is no reason for one target after the other"
+    assert fleet.target == target is not None, "and is no reason for one target after the other"
     assert {pod.role for pod in fleet.pods.values()} == {Role.COLOCATED}
