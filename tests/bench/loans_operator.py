@@ -11,12 +11,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from fake_cluster import FakeKube, FakePrometheus, quiet_stats
+from fake_cluster import FakePrometheus, quiet_stats
 from fastapi import FastAPI
 from loan_cluster import KEY, SPEC, WATCHED, Keys, trainer_pod
 
 from pearl_api import names
 from pearl_api.rollout import PearlRolloutSpec
+from pearl_dev.virtual.kube import FakeKube
 from pearl_operator import kinds
 from pearl_operator.agents import AgentClient
 from pearl_operator.calls import Calls

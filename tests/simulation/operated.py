@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import looptime
-from fake_cluster import FakeAgents, FakeKube, FakeKubelet, VirtualClock, World
+from fake_cluster import FakeAgents, World
 
 from pearl_api import names
 from pearl_api.wire.gateway import (
@@ -27,6 +27,9 @@ from pearl_api.wire.gateway import (
     TrajectoryProgress,
     WorkerView,
 )
+from pearl_dev.virtual.clock import VirtualClock
+from pearl_dev.virtual.kube import FakeKube
+from pearl_dev.virtual.kubelet import FakeKubelet
 from pearl_operator import kinds
 from pearl_operator.facts import PodFact, pod_fact
 from pearl_operator.ports import EngineSamples

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import looptime
-from fake_cluster import VirtualClock, clone, deep_merge
 from soak_checks import GROWTH_MIB, Checks
 from soak_cluster import NAMESPACE, Cluster, JumpingClock, Process, SoakAgents, SoakKube
 from soak_demand import DAY, HOUR, Demand, SoakGateway, SoakPrometheus, serves
@@ -30,6 +29,8 @@ from soak_trainers import Trainer, review
 
 from pearl_api import names
 from pearl_api.rollout import PearlRolloutSpec
+from pearl_dev.virtual.clock import VirtualClock
+from pearl_dev.virtual.kube import clone, deep_merge
 from pearl_operator import kinds
 
 if TYPE_CHECKING:

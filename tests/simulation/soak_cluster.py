@@ -12,10 +12,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fake_cluster import FakeKube, FakeResolver, Killed, VirtualClock
+from fake_cluster import FakeResolver
 
 from pearl_api import names
 from pearl_api.wire.worker import LoanState, WorkerPhase, WorkerState
+from pearl_dev.virtual.clock import VirtualClock
+from pearl_dev.virtual.kube import FakeKube, Killed
 from pearl_operator import kinds
 from pearl_operator.clock import to_rfc3339
 from pearl_operator.core import Core, Ports, assemble_core
@@ -161,9 +163,9 @@ class Cluster:
     def remove_node(self, name: str) -> None:
         """The machine is gone, and its pod with it."""
         node = self.nodes.pop(name)
-        self.kube._vanish(kinds.NODE, name, None)
+        self.kube.vanish(kinds.NODE, name, None)
         if node.pod is not None and ("pods", NAMESPACE, node.pod) in self.kube.objects:
-            self.kube._vanish(kinds.POD, node.pod, NAMESPACE)
+            self.kube.vanish(kinds.POD, node.pod, NAMESPACE)
 
     def capacity(self, pool: str) -> int:
         """Nodes that are there."""

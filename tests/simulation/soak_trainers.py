@@ -7,10 +7,10 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fake_cluster import Killed
 from soak_cluster import NAMESPACE, TRAINERS
 
 from pearl_api.wire.loans import LendRequest, ReclaimedNotice, ReclaimingNotice, RegisterRequest
+from pearl_dev.virtual.kube import Killed
 from pearl_operator import kinds
 from pearl_operator.errors import OperatorError
 from pearl_operator.loans.limits import Calls

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fake_cluster import clone
 from soak import Scene, soak
 from soak_cluster import NAMESPACE, Borrower
 from soak_demand import DAY, HOUR, KINDS, Demand
 
 from pearl_api import names
+from pearl_dev.virtual.kube import clone
 from pearl_operator import kinds, loop, policy
 from pearl_operator.loans.follower import Follower
 from pearl_operator.metrics import Metrics

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 from fake_borrower import ROOT_KEY, BorrowerPod
-from fake_cluster import FakeGateway, FakeKube, FakeKubelet, FakePrometheus, VirtualClock
+from fake_cluster import FakeGateway, FakePrometheus
 from fastapi import FastAPI
 
 from pearl_api import names, tokens
 from pearl_api.rollout import PearlRolloutSpec
 from pearl_api.wire.worker import LoanState, WorkerState
+from pearl_dev.virtual.clock import VirtualClock
+from pearl_dev.virtual.kube import FakeKube
+from pearl_dev.virtual.kubelet import FakeKubelet
 from pearl_operator import kinds
 from pearl_operator.core import Ports, assemble_core
 from pearl_operator.errors import Refused, Unavailable

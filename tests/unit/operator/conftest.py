@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fake_cluster import FakeAgents, FakeGateway, FakeKube, FakeKubelet, FakePrometheus, VirtualClock, World
+from fake_cluster import FakeAgents, FakeGateway, FakePrometheus, World
+
+from pearl_dev.virtual.clock import VirtualClock
+from pearl_dev.virtual.kube import FakeKube
+from pearl_dev.virtual.kubelet import FakeKubelet
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ async def test_draining_is_routing_and_no_call_to_the_agent(world: World) -> Non
 async def test_a_role_for_a_pod_that_was_replaced_goes_to_nobody(world: World) -> None:
     actor, look = await scene(world)
     old, body = world.uids["swe-w0-0"], world.pods["swe-w0-0"]
-    world.kube._vanish(kinds.POD, "swe-w0-0", "rl")
+    world.kube.vanish(kinds.POD, "swe-w0-0", "rl")
     world.kube.store(kinds.POD, body)
     with pytest.raises(Conflict):
         await actor.carry_out(SetRole(old, "swe-w0-0", Role.PREFILL, 9), look)

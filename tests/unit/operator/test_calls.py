@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 from aiohttp import web
-from fake_cluster import VirtualClock
 from kubernetes.aio import client
 from prometheus_client import generate_latest
 
+from pearl_dev.virtual.clock import VirtualClock
 from pearl_operator import kinds, logs
 from pearl_operator.agents import AgentClient
 from pearl_operator.calls import Calls, Receiver

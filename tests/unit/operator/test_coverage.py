@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from fake_cluster import FakeGateway, FakeKube, FakePrometheus, VirtualClock, quiet_stats
+from fake_cluster import FakeGateway, FakePrometheus, quiet_stats
 
 from pearl_api import names
 from pearl_api.rollout import PrometheusSpec
+from pearl_dev.virtual.clock import VirtualClock
+from pearl_dev.virtual.kube import FakeKube
 from pearl_operator.coverage import Agreement, Coverage, ScrapeTimes, quorum_age
 from pearl_operator.errors import Unavailable
 from pearl_operator.facts import PodFact

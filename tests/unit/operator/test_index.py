@@ -85,7 +85,7 @@ async def test_resync_heals_what_a_silent_watch_missed_and_counts_it(world: Worl
     assert (len(index.pods), resync.repairs) == (2, {})
 
     for rounds in (1, 2):
-        world.kube._vanish(kinds.POD, f"swe-w{rounds - 1}-0", "rl")
+        world.kube.vanish(kinds.POD, f"swe-w{rounds - 1}-0", "rl")
         await resync.once()
         assert (len(index.pods), resync.repairs) == (2 - rounds, {"pods": rounds})
     await resync.once()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fake_cluster import FakeKube, VirtualClock
 
 from pearl_api import names, tokens
+from pearl_dev.virtual.clock import VirtualClock
+from pearl_dev.virtual.kube import FakeKube
 from pearl_operator import kinds
 from pearl_operator.errors import Unavailable
 from pearl_operator.keys import SecretKeys

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fake_cluster import SPEC, World, deep_merge
+from fake_cluster import SPEC, World
 
 from pearl_api.loan import GPULoanSpec, GPULoanStatus
 from pearl_api.rollout import PearlRolloutSpec, PearlRolloutStatus
+from pearl_dev.virtual.kube import deep_merge
 from pearl_operator import kinds
 from pearl_operator.facts import LoanFact, RolloutFact
 from pearl_operator.loans.borrowers import borrower_pod

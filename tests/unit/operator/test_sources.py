@@ -6,11 +6,13 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 import pytest
-from fake_cluster import FakeGateway, FakeKube, FakePrometheus, VirtualClock
+from fake_cluster import FakeGateway, FakePrometheus
 
 from pearl_api import names
 from pearl_api.loan import GPULoanSpec, GPULoanStatus, LoanPhase
 from pearl_api.wire.worker import LoanState, WorkerPhase, WorkerState
+from pearl_dev.virtual.clock import VirtualClock
+from pearl_dev.virtual.kube import FakeKube
 from pearl_operator.errors import Unavailable
 from pearl_operator.facts import LoanFact, PodFact
 from pearl_operator.ports import PodAddress, RolloutKey

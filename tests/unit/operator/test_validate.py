@@ -82,7 +82,7 @@ async def test_not_for_a_spec_that_changed(world: World) -> None:
 async def test_another_pod_of_the_same_name_is_not_meant(world: World) -> None:
     action, look, sources = await a_drained_worker(world)
     body = world.pods["swe-w1-0"]
-    world.kube._vanish(kinds.POD, "swe-w1-0", "rl")
+    world.kube.vanish(kinds.POD, "swe-w1-0", "rl")
     await asyncio.sleep(1)
     world.kube.store(kinds.POD, body)
     assert await validate.deletion(action, look, world.kube, sources) is None
