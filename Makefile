@@ -13,8 +13,8 @@ setup: .venv/.done ## make the virtual environment .venv (installs what the mach
 .venv/.done: requirements/dev.txt pyproject.toml scripts/setup trainer_adapter/pyproject.toml
 	@scripts/setup
 
-demo: setup ## real cluster, real vLLM, real trainer: the whole product on this machine, with a report
-	@$(PY) -m examples.demo
+demo: setup ## emulated H100 workers on a spot trace, then real cluster, vLLM and trainer, with a report (ARGS='--acts 1')
+	@$(PY) -m examples.demo $(ARGS)
 
 rl-loop: setup ## a real RL loop that lends its GPU between updates, on this machine: reward, GPU use and shape in a plot
 	@$(PY) -m examples.rl_loop

@@ -45,9 +45,9 @@ def promises(found: Sequence[Promise]) -> str:
     return table(("promise", "", "seen"), rows)
 
 
-def promises_on_screen(found: Sequence[Promise]) -> Table:
+def promises_on_screen(found: Sequence[Promise], title: str = "What was kept") -> Table:
     """The same for a terminal."""
-    shown = Table("promise", "", "seen", title="What was kept")
+    shown = Table("promise", "", "seen", title=title)
     for one in found:
         shown.add_row(one.text, "[green]kept[/green]" if one.kept else "[red]broken[/red]", one.seen)
     return shown

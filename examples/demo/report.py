@@ -1,4 +1,4 @@
-"""The HTML report: one file, plots inside."""
+"""The part of the report that act 2 fills."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ if TYPE_CHECKING:
     from examples.demo.facts import LoadResult, Record
 
 
-def html(record: Record, *, agents: str, policy: str) -> str:
-    """The whole page."""
-    parts = [
+def parts(record: Record, *, agents: str, policy: str) -> list[str]:
+    """HTML of act 2, piece by piece."""
+    return [
+        "<h2>Act 2: a real cluster, real vLLM, a real trainer</h2>",
         f"<p class=small>{escape(' '.join(record.scales))}</p>",
-        "<h2>Promises</h2>",
         page.promises(record.checks),
-        "<h2>Shape follows work</h2>",
+        "<h3>Shape follows work</h3>",
         svg(plots.shape(record, agents)),
         svg(plots.throughput(record, agents)),
         "<h3>Decisions and why</h3>",
         page.decisions(record.decisions),
-        "<h2>The same work on a fixed colocated fleet</h2>",
+        "<h3>The same work on a fixed colocated fleet</h3>",
         svg(plots.comparison(record)),
         f"<p>{escape(verdict(record.loads))}</p>",
-        "<h2>Lend, reclaim, train</h2>",
+        "<h3>Lend, reclaim, train</h3>",
         svg(plots.training(record)),
         svg(plots.shape(record, policy)),
         svg(plots.reclaims(record)),
     ]
-    return page.document("PEARL demo", parts)
 
 
 def verdict(loads: list[LoadResult]) -> str:

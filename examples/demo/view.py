@@ -51,7 +51,7 @@ class View:
 
     def _draw(self) -> Group:
         return Group(
-            Panel(Text("\n".join(self._acts[-SHOWN_ACTS:])), title="PEARL demo"),
+            Panel(Text("\n".join(self._acts[-SHOWN_ACTS:])), title="PEARL, act 2"),
             _fleets(self._record),
             _decisions(self._record),
             _trainer(self._record),

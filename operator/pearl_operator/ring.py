@@ -24,6 +24,11 @@ class Ring:
         """Remembers one decision; the oldest is dropped."""
         self._entries.setdefault(rollout, deque(maxlen=self.size)).append((snapshot, policy, plan))
 
+    def last(self, rollout: RolloutKey) -> tuple[Snapshot, Policy, Plan] | None:
+        """The newest; None before the first."""
+        entries = self._entries.get(rollout)
+        return entries[-1] if entries else None
+
     def forget(self, rollout: RolloutKey) -> None:
         """The rollout is gone."""
         self._entries.pop(rollout, None)

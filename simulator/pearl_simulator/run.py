@@ -13,9 +13,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from pearl_simulator.cluster.clock import SimulationError
 from pearl_simulator.cluster.control import Control
-from pearl_simulator.cluster.jobs import Stage
 from pearl_simulator.cluster.world import World
 from pearl_simulator.types import Result
 
@@ -38,7 +36,7 @@ def run(scenario: Scenario, rule: Rule, seed: int, *, rule_name: str) -> Result:
         world.clock.run(min(scenario.warmup_seconds, scenario.horizon_seconds))
         _begin_measuring(world)
     world.clock.run(scenario.horizon_seconds)
-    _check(world)
+    world.check()
     measured = _result(scenario, world, control, seed)
     return replace(measured, rule=rule_name, wall_seconds=perf_counter() - started)
 
@@ -48,20 +46,6 @@ def _begin_measuring(world: World) -> None:
     world.tally.prefilled_before = _prefilled(world)
     world.tally.progress_before = _progress(world)
     world.tally.recomputed = 0
-
-
-def _check(world: World) -> None:
-    """Every live trajectory is in exactly one place.
-
-    Raises:
-        SimulationError: one is nowhere, or at two workers.
-    """
-    inside = [job for engine in world.pods.engines() for job in engine.jobs if job.engine is engine]
-    homeless = [job for job in world.router.waiting if job.stage is Stage.HOMELESS]
-    away = [job for job in world.feed.live.values() if job.stage is Stage.AWAY]
-    found = [*inside, *homeless, *away]
-    if len(found) != len(world.feed.live) or {job.uid for job in found} != set(world.feed.live):
-        raise SimulationError(f"{len(world.feed.live)} trajectories live, {len(found)} of them were found")
 
 
 def _prefilled(world: World) -> int:

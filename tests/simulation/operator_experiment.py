@@ -26,8 +26,7 @@ from pearl_simulator.run import run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from operated import DataPlane
-
+    from pearl_dev.virtual.data_plane import DataPlane
     from pearl_simulator.types import BatchResult, Scenario, ShapeSpan
 
 SLOW_UPDATE_SECONDS = 600.0

@@ -12,20 +12,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fake_cluster import FakeResolver
-
 from pearl_api import names
 from pearl_api.wire.worker import LoanState, WorkerPhase, WorkerState
+from pearl_dev.virtual.borrower import Borrower
 from pearl_dev.virtual.clock import VirtualClock
 from pearl_dev.virtual.kube import FakeKube, Killed
+from pearl_dev.virtual.operator import assembled
 from pearl_operator import kinds
 from pearl_operator.clock import to_rfc3339
-from pearl_operator.core import Core, Ports, assemble_core
 from pearl_operator.errors import OperatorError, Unavailable
-from pearl_operator.index import Index, key_of
-from pearl_operator.keys import SecretKeys
-from pearl_operator.loans import LoanService
-from pearl_operator.resync import Resync
 from pearl_operator.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,15 +28,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pearl_api.wire.worker import ActivityRequest, GrantRequest
+    from pearl_dev.virtual.operator import Operator
+    from pearl_operator.core import Core
     from pearl_operator.kinds import Kind
+    from pearl_operator.loans import LoanService
     from pearl_operator.ports import Gateway, PodAddress, Prometheus, RolloutKey
+    from pearl_operator.resync import Resync
 
 Object = dict[str, Any]
 NAMESPACE, TRAINERS = "rl", "ml"
 EVENT_SECONDS = 3600.0
 """Life of an Event; the default of an API server."""
 NO_GPUS = "0/9 nodes are available: 9 Insufficient nvidia.com/gpu."
-WATCHED = (kinds.POD, kinds.ROLLOUT, kinds.LOAN, kinds.NODE)
 RUNNING = {"name": "worker", "restartCount": 0, "state": {"running": {}}}
 CREATING = {"name": "worker", "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
 
@@ -78,52 +76,6 @@ class Node:
     """The rollout whose workers it holds."""
     pod: str | None = None
     leaving: bool = False
-
-
-@dataclass
-class Borrower:
-    """The agent of a borrower pod: a grant starts or wakes its engine, a reclaim puts it to sleep."""
-
-    pod: str
-    uid: str
-    seconds: Callable[[], float]
-    """How long the next start or wake takes."""
-    phase: WorkerPhase = WorkerPhase.COLD
-    epoch: int = 0
-    fenced: bool = False
-    granted: bool = False
-    starts: int = 0
-    changed: Callable[[Borrower], None] = lambda _: None
-
-    def grant(self, epoch: int) -> None:
-        if epoch < self.epoch or (epoch == self.epoch and (self.fenced or self.granted)):
-            return
-        self.epoch, self.fenced, self.granted = epoch, False, True
-        self.starts += self.phase is WorkerPhase.COLD
-        self.phase = WorkerPhase.STARTING if self.phase is WorkerPhase.COLD else WorkerPhase.WAKING
-        asyncio.get_running_loop().call_later(self.seconds(), self._serve, epoch)
-
-    def _serve(self, epoch: int) -> None:
-        if self.granted and self.epoch == epoch:
-            self.phase = WorkerPhase.READY
-            self.changed(self)
-
-    def fence(self, epoch: int) -> None:
-        """The trainer takes it back; the GPU is free at once."""
-        self.epoch = max(self.epoch, epoch)
-        self.fenced, self.granted = True, False
-        if self.phase is not WorkerPhase.COLD:
-            self.phase = WorkerPhase.ASLEEP
-        self.changed(self)
-
-    def state(self) -> WorkerState:
-        return WorkerState(
-            pod_uid=self.uid,
-            phase=self.phase,
-            activity=names.Activity.ACTIVE,
-            engine_starts=self.starts,
-            loan=LoanState(epoch=self.epoch, fenced=self.fenced, granted=self.granted, memory_free=not self.granted),
-        )
 
 
 @dataclass
@@ -357,6 +309,7 @@ class Process:
     """What ended processes, other than being killed."""
     died: Callable[[], None] = lambda: None
     started: Callable[[], None] = lambda: None
+    _operator: Operator | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -379,31 +332,17 @@ class Process:
 
     async def _start(self) -> None:
         self.kube.dead, self.kube.kill_after = False, None
-        index, resolver = Index(self.clock), FakeResolver()
-        keys = SecretKeys(self.kube, NAMESPACE, index.uid_of)
-        ports = Ports(
+        operator = assembled(
             kube=self.kube,
             gateway=self.gateway,
             prometheus=self.prometheus,
             agents=self.agents,
             clock=self.clock,
-            resolver=resolver,
-            keys=keys,
-        )
-        service = LoanService(
-            kube=self.kube,
-            index=index,
-            agents=self.agents,
-            keys=keys,
-            clock=self.clock,
-            resolver=resolver,
             settings=SETTINGS,
         )
-        core = assemble_core(ports, index, service, SETTINGS)
-        core.metrics.registry.register(service.metrics)
-        self.core = core  # its watches deliver from here on
+        core, service, resync = operator.core, operator.service, operator.resync
+        self._operator, self.core = operator, core  # its watches deliver from here on
         self.kube.watchers.append(self._watch)
-        resync = Resync(self.kube, index, self.clock, SETTINGS)
         await resync.once()
         self.service, self.resync = service, resync
         self.up_since, self.starts = self.clock.monotonic(), self.starts + 1
@@ -412,17 +351,13 @@ class Process:
         self.started()
 
     def _watch(self, event: str, kind: Kind, body: Object) -> None:
-        if self.core is None or self.deaf or kind not in WATCHED:
-            return
-        if event == "DELETED":
-            self.core.index.forget(kind, key_of(kind, body["metadata"]), body["metadata"].get("uid"))
-        else:
-            self.core.index.put(kind, body)
+        if self._operator is not None and not self.deaf:
+            self._operator.watch(event, kind, body)
 
     async def _end(self) -> None:
         if self._watch in self.kube.watchers:
             self.kube.watchers.remove(self._watch)
-        self.core = self.service = self.resync = self.up_since = None
+        self._operator = self.core = self.service = self.resync = self.up_since = None
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()

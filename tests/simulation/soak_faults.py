@@ -6,10 +6,11 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from soak_cluster import NAMESPACE, WATCHED, is_ready
+from soak_cluster import NAMESPACE, is_ready
 from soak_demand import DAY, HOUR
 
 from pearl_api import names
+from pearl_dev.virtual.operator import WATCHED
 from pearl_operator import kinds
 
 if TYPE_CHECKING:

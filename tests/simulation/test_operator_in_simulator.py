@@ -29,7 +29,9 @@ from pearl_simulator.reporting.parallel import Pool
 from pearl_simulator.types import CapacityChange
 
 if TYPE_CHECKING:
-    from operated import DataPlane, Operated, Seen
+    from operated import Operated
+
+    from pearl_dev.virtual.data_plane import DataPlane, Seen
 
 SMALL = Setting(
     smaller((Phase(DECODE_HEAVY, 8, 4), Phase(PREFILL_HEAVY, 12, 8), Phase(ENVIRONMENT_BOUND, 4, 2)), 2, 8), 4, 30.0
@@ -115,7 +117,8 @@ def test_pods_wait_for_elastic_gpus_and_are_replaced_when_their_nodes_are_gone()
 
     # A start takes 67.34 s, and a look is due every 5 s at the latest: the two reserved ones first, then what there is.
     assert [serving(seconds) for seconds in (60.0, 70.0, 290.0, 375.0, 505.0)] == [0, 2, 3, 4, 2]
-    before = dict(next(seen.pods for seen in reversed(one.plane.history) if seen.seconds < 499.0))
+    # The end of their nodes is announced 30 s before it.
+    before = dict(next(seen.pods for seen in reversed(one.plane.history) if seen.seconds < 469.0))
     after = dict(one.plane.history[-1].pods)
     assert len(before) == len(after) == 4
     assert len(set(before) & set(after)) == 2, "the elastic ones are new pods"

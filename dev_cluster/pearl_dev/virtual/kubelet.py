@@ -43,7 +43,7 @@ class FakeKubelet:
             return
         self.set_status(pod, ready=state == "ready")
 
-    def set_status(self, pod: Object, *, ready: bool) -> None:
+    def set_status(self, pod: Object, *, ready: bool) -> Object:
         """The pod runs on a node of its own, and is ready or not."""
         now = to_rfc3339(self.kube.clock.now())
         address = pod.get("status", {}).get("podIP") or f"10.0.0.{next(self._addresses)}"
@@ -58,4 +58,4 @@ class FakeKubelet:
         }
         slot = pod["metadata"].get("labels", {}).get(names.LABEL_SLOT, "0")
         spec = {"nodeName": f"node-{slot}", **pod.get("spec", {})}  # every slot has a node of its own
-        self.kube.store(kinds.POD, {**pod, "spec": spec, "status": status})
+        return self.kube.store(kinds.POD, {**pod, "spec": spec, "status": status})

@@ -33,7 +33,10 @@ class Feed:
         self._clock = clock
         self._request = request
         self._scripts: Sequence[Script] = ()
-        self._jobs_made = 0
+        self.jobs_made = 0
+        """Trajectories that began."""
+        self.closed = False
+        """No more of them may begin."""
         self.started_groups = 0
         self.in_flight = 0
         """Trajectories with a permit that have not ended."""
@@ -59,7 +62,7 @@ class Feed:
         ahead = 0 if self._training.feeding is Feeding.BARRIER else self._training.max_staleness
         limit = (self.version + ahead + 1) * self._per_version
         size = self._workload.group_size
-        while self.started_groups < limit and self._has_room(size):
+        while not self.closed and self.started_groups < limit and self._has_room(size):
             self._start()
 
     def _has_room(self, size: int) -> bool:
@@ -75,9 +78,9 @@ class Feed:
         due = number // self._per_version - self._training.max_staleness
         for script in self._scripts[place * size : (place + 1) * size]:
             self._check(script)
-            job = Job(self._jobs_made, script, group)
+            job = Job(self.jobs_made, script, group)
             job.min_version = max(due, 0)
-            self._jobs_made += 1
+            self.jobs_made += 1
             group.jobs.append(job)
             self.live[job.uid] = job
             self._clock.after(script.reset_seconds, self._request, job)

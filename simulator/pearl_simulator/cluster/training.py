@@ -7,7 +7,7 @@ are aborted. New weights are loaded one worker at a time, or by all at once at Î
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pearl_planner.types import WorkerState
 from pearl_simulator.cluster.clock import SimulationError
@@ -19,21 +19,32 @@ if TYPE_CHECKING:
     from pearl_simulator.cluster.clock import Clock
     from pearl_simulator.cluster.feed import Feed
     from pearl_simulator.cluster.jobs import Group, Job
-    from pearl_simulator.cluster.lending import Lender
     from pearl_simulator.cluster.pods import Pod, Pods
     from pearl_simulator.types import Scenario
+
+
+class Lends(Protocol):
+    """Whoever has the trainer's GPUs while it waits."""
+
+    def offer(self) -> None:
+        """They may be had from now on."""
+        ...
+
+    def reclaim(self, then: Callable[[], None]) -> None:
+        """They are wanted back: `then()` once they are free."""
+        ...
 
 
 class Trainer:
     """Waits, trains, publishes."""
 
-    def __init__(self, scenario: Scenario, clock: Clock, feed: Feed, pods: Pods, lender: Lender) -> None:
+    def __init__(self, scenario: Scenario, clock: Clock, feed: Feed, pods: Pods, lender: Lends) -> None:
         self._scenario = scenario
         self._training = scenario.training
         self._clock = clock
         self._feed = feed
         self._pods = pods
-        self._lender = lender
+        self.lender = lender
         self.version = 0
         self.step = 0
         self.waiting_since: float | None = 0.0
@@ -49,7 +60,7 @@ class Trainer:
 
     def start(self) -> None:
         """Nothing to do yet: lend. The first look lets the first groups in."""
-        self._lender.offer()
+        self.lender.offer()
 
     def ready_groups(self) -> list[Group]:
         """Complete and not consumed, in the order of completion."""
@@ -64,7 +75,7 @@ class Trainer:
         if self._batch is None:
             return
         self.ready_at = self._clock.now
-        self._lender.reclaim(self._train)
+        self.lender.reclaim(self._train)
 
     def _chosen(self) -> list[Group] | None:
         """What the step consumes; None = not there yet.
@@ -142,7 +153,7 @@ class Trainer:
         else:
             self._load_next()
         self._feed.pump()
-        self._lender.offer()
+        self.lender.offer()
         self.look()
         self._pods.wake()
 

@@ -65,7 +65,7 @@ class View:
     def snapshot(self, target: Target | None, memory: Memory) -> Snapshot:
         """As of now; engine metrics cover the time since the last one."""
         world = self._world
-        resident, in_flight = self._contexts()
+        resident, in_flight = self.contexts()
         return Snapshot(
             now=world.clock.now,
             workers=tuple(
@@ -75,16 +75,16 @@ class View:
             ),
             loans=world.lender.loans(),
             budget=self._budget(),
-            measurements=self._measurements(),
+            measurements=self.measurements(),
             profile=world.records.profile(),
-            batch=self._batch(),
+            batch=self.batch(),
             target=target,
             memory=memory,
-            trainer=self._trainer(),
+            trainer=self.trainer(),
             feeding=PlannedFeeding(self._scenario.training.feeding.value) if world.trainer.step else None,
         )
 
-    def _contexts(self) -> tuple[dict[Engine, int], dict[Engine, int]]:
+    def contexts(self) -> tuple[dict[Engine, int], dict[Engine, int]]:
         """Per engine: context tokens of live trajectories whose KV it holds, and its requests."""
         resident: dict[Engine, int] = {}
         in_flight: dict[Engine, int] = {}
@@ -141,7 +141,8 @@ class View:
             elastic_free_gpus=max(pods.market.placeable_gpus - staying, 0),
         )
 
-    def _measurements(self) -> Measurements:
+    def measurements(self) -> Measurements:
+        """Engine series cover the time since they were last asked for."""
         feed = self._world.feed
         engines = {pod.uid: _metrics(pod) for pod in self._world.pods.by_name.values() if pod.engine is not None}
         return Measurements(
@@ -151,7 +152,7 @@ class View:
             live_trajectories=sum(1 for job in feed.live.values() if has_begun(job)),
         )
 
-    def _batch(self) -> Batch | None:
+    def batch(self) -> Batch | None:
         """What the trainer waits for; with refill all live trajectories may become part of it."""
         world, workload = self._world, self._scenario.workload
         trainer, feed = world.trainer, world.feed
@@ -172,7 +173,8 @@ class View:
             unfinished=tuple(_trajectory(job, now) for job in begun),
         )
 
-    def _trainer(self) -> Trainer:
+    def trainer(self) -> Trainer:
+        """The consumer of the batches."""
         trainer, feed = self._world.trainer, self._world.feed
         since = trainer.waiting_since
         ended = sum(len(group.jobs) - group.open for group in feed.open.values())

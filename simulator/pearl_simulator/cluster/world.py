@@ -51,6 +51,19 @@ class World:
         self.pods.wake = wake
         self.trainer.start()
 
+    def check(self) -> None:
+        """Every live trajectory is in exactly one place.
+
+        Raises:
+            SimulationError: one is nowhere, or at two workers.
+        """
+        inside = [job for engine in self.pods.engines() for job in engine.jobs if job.engine is engine]
+        homeless = [job for job in self.router.waiting if job.stage is Stage.HOMELESS]
+        away = [job for job in self.feed.live.values() if job.stage is Stage.AWAY]
+        found = [*inside, *homeless, *away]
+        if len(found) != len(self.feed.live) or {job.uid for job in found} != set(self.feed.live):
+            raise SimulationError(f"{len(self.feed.live)} trajectories live, {len(found)} of them were found")
+
     # ---- a trajectory -----
 
     def _request(self, job: Job) -> None:
