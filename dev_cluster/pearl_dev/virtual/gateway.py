@@ -26,6 +26,7 @@ from pearl_simulator.types import Feeding
 if TYPE_CHECKING:
     from pearl_api.rollout import PrometheusSpec
     from pearl_dev.virtual.data_plane import DataPlane
+    from pearl_operator.dcgm import GpuSample
     from pearl_operator.ports import RolloutKey
     from pearl_planner.types import Batch, Trajectory
 
@@ -125,6 +126,11 @@ class SimulatedGateway:
         samples = {named[uid]: metrics for uid, metrics in found.items() if uid in named}
         scraped = [named[uid] for uid, pod in self.plane.pods.items() if pod.engine and uid in named]
         return EngineSamples(samples, dict.fromkeys(scraped, self.plane.kube.clock.now()))
+
+    async def gpus(self, rollout: RolloutKey, spec: PrometheusSpec) -> list[GpuSample]:
+        """There is no DCGM exporter."""
+        del rollout, spec
+        return []
 
 
 def _trajectory(one: Trajectory) -> TrajectoryProgress:
