@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ZONES = {"reserved": "#4c72b0", "elastic": "#55a868", "borrowed": "#c44e52"}
 LABELS = {"reserved": "reserved", "elastic": "spot", "borrowed": "borrowed from the trainer"}
+DOES = {"training": "update", "lent": "lent", "idle": "trainer waits, not lent"}
 TRAINER = {"training": "#d95f02", "lent": "#c44e52", "idle": "#e8e8e8"}
 
 
@@ -49,16 +50,19 @@ def _zones(axes: Axes, record: Record) -> None:
     axes.plot([], [], "v", color="black", label="notice: a spot worker's node ends")
     _phases(axes, record)
     axes.set(ylabel="GPUs", title="GPUs that workers hold")
-    axes.set_ylim(0, 1.25 * max((sum(column) for column in zip(*rows, strict=True)), default=1))
-    axes.legend(loc="upper right", ncols=3, fontsize=8)
+    axes.set_ylim(0, 1.5 * max((sum(column) for column in zip(*rows, strict=True)), default=1))
+    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.94), ncols=3, fontsize=8)
 
 
 def _phases(axes: Axes, record: Record) -> None:
     """What the agents do, above."""
     for at, title in record.phases:
         axes.axvline(at / 60, color="black", linewidth=0.8, linestyle=":")
-        axes.annotate(title, (at / 60, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -26),
-                      textcoords="offset points", fontsize=8)  # fmt: skip
+        name = title.partition(":")[0]
+        place, offset = (at / 60, 1.0), (3, -11)
+        axes.annotate(
+            name, place, xycoords=("data", "axes fraction"), xytext=offset, textcoords="offset points", fontsize=7
+        )
 
 
 def _roles(axes: Axes, record: Record) -> None:
@@ -76,7 +80,7 @@ def _trainer(axes: Axes, record: Record) -> None:
     spans = list(_spans(record))
     for use, color in TRAINER.items():
         bars = [(start / 60, (end - start) / 60) for start, end, what in spans if what == use]
-        axes.broken_barh(bars, (0, 1), color=color, label=use)
+        axes.broken_barh(bars, (0, 1), color=color, label=DOES[use])
     axes.set_yticks([0.5], ["training GPUs"])
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.9), ncols=3, fontsize=8, frameon=False)
 

@@ -96,7 +96,7 @@ PHASES = Phases(
     (
         Phase("agents reason: long answers", REASONING, 5),
         Phase("agents read: long prompts, short answers", READING, 5),
-        Phase("agents wait for their tools", WAITING, 4),
+        Phase("agents wait: slow tools", WAITING, 4),
     )
 )
 
