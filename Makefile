@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 
-.PHONY: help setup demo rl-loop test test-unit test-engine test-integrations test-cluster test-full lint format crds docs lock bench bench-loans bench-gateway bench-flips chaos-loans chaos-gateway chaos-fleet soak clean
+.PHONY: help setup demo rl-loop test test-unit test-engine test-integrations test-cluster test-full lint format crds docs lock bench bench-loans bench-gateway bench-flips bench-scale chaos-loans chaos-gateway chaos-fleet soak clean
 
 help: ## print the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -60,6 +60,9 @@ bench-flips: setup ## role flips under load on the real local cluster, from deci
 
 bench-gateway: setup ## the gateway beside vllm-router on the same workers, and what a turn costs (JSON=FILE, ARGS: --help)
 	@$(PY) tests/bench/gateway.py $(if $(JSON),--json $(JSON)) $(ARGS)
+
+bench-scale: setup ## the operator with 1,000 kwok nodes and 2,000 pods of which 20 per second go (JSON=FILE, ARGS: --help)
+	@$(PY) tests/bench/scale.py $(if $(JSON),--json $(JSON)) $(ARGS)
 
 lock: .venv/.done ## compile the hash-pinned requirement files
 	@scripts/lock

@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--name", default="pearl", help="which cluster (default: pearl)")
     up = verbs.add_parser("up", parents=[common], help="start a cluster; builds what it needs the first time")
-    up.add_argument("--nodes", type=int, default=2, help="real nodes (default: 2)")
+    up.add_argument("--nodes", type=int, default=2, help="real nodes, 0 = the control plane alone (default: 2)")
     up.add_argument("--gpus", type=int, default=4, help="fake nvidia.com/gpu per node (default: 4)")
     up.add_argument("--dra-gpus", type=int, default=2, help="fake GPUs per node for ResourceClaims (default: 2)")
     up.add_argument("--kwok-nodes", type=int, default=0, help="nodes that exist only in the API (default: 0)")

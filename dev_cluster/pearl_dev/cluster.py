@@ -42,6 +42,7 @@ class Wanted:
     """What `up` is asked for.
 
     Attributes:
+        nodes: real ones; 0 = the control plane alone, without DNS and Prometheus: with kwok's nodes, for scale.
         gpus: fake GPUs per real node, as the extended resource nvidia.com/gpu.
         dra_gpus: further fake GPUs per real node, for ResourceClaims.
         images: image archives to unpack before the nodes start, which is much faster
@@ -78,7 +79,7 @@ def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
     if os.geteuid() != 0:
         raise ClusterError("pearl-dev up needs root: it makes network namespaces and mounts")
     built, archives = prepare(settings, progress)
-    root = golden.ensure(settings, built, [*archives, *wanted.images], progress)
+    root = golden.ensure(settings, built, [*archives, *wanted.images], progress) if wanted.nodes else None
     with _lock(settings):
         old = find(settings, wanted.name)
         if old is not None:
@@ -94,7 +95,7 @@ def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
             wanted.nodes,
             wanted.gpus,
             wanted.kwok_nodes,
-            wanted.monitoring,
+            wanted.monitoring and wanted.nodes > 0,
             dra_gpus=wanted.dra_gpus,
         )
         cluster = Cluster(spec, Paths(settings.clusters / spec.name), built, settings)
@@ -109,7 +110,7 @@ def up(settings: Settings, wanted: Wanted, progress: Progress) -> Cluster:
     return cluster
 
 
-def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
+def _bring_up(cluster: Cluster, root: Path | None, progress: Progress) -> None:
     spec, paths, settings = cluster.spec, cluster.paths, cluster.settings
     if paths.root.exists():
         remove_files(paths)  # killed before it had a spec, so nothing was started
@@ -124,6 +125,22 @@ def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
     with progress.step("Control plane"):
         pki.create(spec, paths)
         control_plane.start()
+    if root is not None:
+        _start_nodes(cluster, root, progress)
+    if spec.kwok_nodes:
+        with progress.step(f"{spec.kwok_nodes} kwok nodes"):
+            control_plane.start_kwok(addons.kwok_stages())
+            cluster.apply(addons.kwok_nodes(spec))
+            total = spec.nodes + spec.kwok_nodes
+            wait_until(
+                lambda: _ready_nodes(cluster) >= total, what="kwok nodes Ready", timeout_seconds=120, every_seconds=0.5
+            )
+    paths.ready.touch()
+
+
+def _start_nodes(cluster: Cluster, root: Path, progress: Progress) -> None:
+    """The real nodes, and what runs on them."""
+    spec, settings = cluster.spec, cluster.settings
     with progress.step(f"{spec.nodes} nodes and DNS"):
         for node in cluster.nodes:
             node.create(root)
@@ -151,15 +168,6 @@ def _bring_up(cluster: Cluster, root: Path, progress: Progress) -> None:
     if spec.monitoring:
         with progress.step("Prometheus"):
             cluster.kubectl("-n", "monitoring", "rollout", "status", "deployment/prometheus", "--timeout=180s")
-    if spec.kwok_nodes:
-        with progress.step(f"{spec.kwok_nodes} kwok nodes"):
-            control_plane.start_kwok(addons.kwok_stages())
-            cluster.apply(addons.kwok_nodes(spec))
-            total = spec.nodes + spec.kwok_nodes
-            wait_until(
-                lambda: _ready_nodes(cluster) >= total, what="kwok nodes Ready", timeout_seconds=120, every_seconds=0.5
-            )
-    paths.ready.touch()
 
 
 def _keep_logs(settings: Settings, paths: Paths) -> Path:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pearl_dev.processes import Ledger
 
 ETCD = "http://127.0.0.1:2379"  # the namespace's own loopback
+MANY_NODES_SECONDS = 200
+"""Life of kwok's node Leases where there is no real node; a quarter of it lies between two renewals."""
 MANY_REQUESTS = ("--kube-api-qps=500", "--kube-api-burst=1000")
 
 
@@ -57,7 +59,8 @@ class ControlPlane:
             "kwok",
             [f"--kubeconfig={self.paths.kubeconfig}", f"--config={config}",
              "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
-             f"--cidr={self.spec.addresses.imagined}", "--node-lease-duration-seconds=40",
+             f"--cidr={self.spec.addresses.imagined}",
+             f"--node-lease-duration-seconds={40 if self.spec.nodes else MANY_NODES_SECONDS}",
              "--server-address=127.0.0.1:10247"],
         )  # fmt: skip
 
@@ -137,7 +140,8 @@ class ControlPlane:
             "--allocate-node-cidrs=false",
             f"--service-cluster-ip-range={addresses.services}",
             "--node-monitor-period=2s",
-            "--node-monitor-grace-period=20s",  # a dead node shows after 20 s, not 52
+            # A dead node shows after 20 s, not 52; imagined ones do not die, but all of them say so to one kwok.
+            f"--node-monitor-grace-period={20 if self.spec.nodes else 2 * MANY_NODES_SECONDS}s",
             f"--cluster-signing-cert-file={pki / 'ca.crt'}",
             f"--cluster-signing-key-file={pki / 'ca.key'}",
         ]

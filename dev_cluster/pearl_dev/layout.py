@@ -231,5 +231,5 @@ def check_spec(name: str, nodes: int) -> None:
     """
     if not NAME.fullmatch(name):
         raise ClusterError(f"--name {name!r}: use up to 20 small letters, digits and '-', starting with a letter")
-    if not 1 <= nodes <= MAX_NODES:
-        raise ClusterError(f"--nodes {nodes}: use 1 to {MAX_NODES}")
+    if not 0 <= nodes <= MAX_NODES:
+        raise ClusterError(f"--nodes {nodes}: use 1 to {MAX_NODES}, or 0 for the control plane alone")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from pearl_operator.agents import AgentClient, ClusterResolver
+from pearl_operator.agents import AgentClient
 from pearl_operator.calls import Calls
 from pearl_operator.clock import SystemClock
 from pearl_operator.core import Ports, assemble_core
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
+    from pearl_operator.ports import Resolver
     from pearl_operator.settings import Settings
     from pearl_operator.supervisor import Supervisor
 
@@ -49,7 +50,7 @@ class Operator:
     calls: Calls
 
 
-async def assemble(settings: Settings, stack: AsyncExitStack) -> Operator:
+async def assemble(settings: Settings, stack: AsyncExitStack, resolver: Resolver) -> Operator:
     """The whole process over a real cluster; `stack` closes its connections."""
     clock = SystemClock()
     calls = Calls(clock)
@@ -60,7 +61,7 @@ async def assemble(settings: Settings, stack: AsyncExitStack) -> Operator:
     kube = FencedKube(raw, lease, settings.call_timeout_seconds)
     index = Index(clock=clock)
     keys = SecretKeys(kube, settings.namespace, index.uid_of)
-    http, resolver = HttpJson(session, _HTTP_SECONDS, calls), ClusterResolver()
+    http = HttpJson(session, _HTTP_SECONDS, calls)
     agents = AgentClient(http, keys, resolver)
     ports = Ports(
         kube=kube,

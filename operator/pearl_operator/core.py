@@ -10,6 +10,7 @@ from pearl_operator.children import Children
 from pearl_operator.loop import Parts, RolloutLoop
 from pearl_operator.metrics import Metrics
 from pearl_operator.preflight import Preflight
+from pearl_operator.reaction import Reaction, TimedKube
 from pearl_operator.report import Reporter
 from pearl_operator.ring import Ring
 from pearl_operator.sources import Sources
@@ -53,20 +54,23 @@ def assemble_core(ports: Ports, index: Index, loans: Loans, settings: Settings) 
     def new_loop(key: RolloutKey) -> RolloutLoop:
         metrics.began(key)
         sources = Sources(key, ports.gateway, ports.prometheus, ports.agents, ports.clock)
+        reaction = Reaction(ports.clock, lambda seconds: metrics.reacted(key, seconds))
+        kube = TimedKube(ports.kube, reaction)
         return RolloutLoop(
             key,
             Parts(
                 index=index,
                 sources=sources,
-                children=Children(ports.kube, ports.keys, ports.clock, settings),
-                preflight=Preflight(ports.kube, ports.clock),
-                actor=Actor(ports.kube, ports.agents, loans, index, sources),
-                reporter=Reporter(ports.kube, index, ports.clock, settings.identity),
+                children=Children(kube, ports.keys, ports.clock, settings),
+                preflight=Preflight(kube, ports.clock),
+                actor=Actor(kube, ports.agents, loans, index, sources),
+                reporter=Reporter(kube, index, ports.clock, settings.identity),
                 ring=ring,
                 resolver=ports.resolver,
                 clock=ports.clock,
                 settings=settings,
                 metrics=metrics,
+                reaction=reaction,
             ),
         )
 

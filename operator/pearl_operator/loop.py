@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pearl_operator.policy import EngineChoice
     from pearl_operator.ports import Clock, Resolver, RolloutKey
     from pearl_operator.preflight import Preflight
+    from pearl_operator.reaction import Reaction
     from pearl_operator.report import Reporter
     from pearl_operator.ring import Ring
     from pearl_operator.settings import Settings
@@ -65,6 +66,7 @@ class Parts:
     clock: Clock
     settings: Settings
     metrics: Metrics
+    reaction: Reaction
 
 
 @dataclass(slots=True)
@@ -95,14 +97,21 @@ class RolloutLoop:
     _past: _Past = field(default_factory=lambda: _Past(uid=""), init=False)
     _failures: int = field(default=0, init=False)
 
+    def wake(self) -> None:
+        """Something about the rollout changed."""
+        self.parts.reaction.woken()
+        self.woken.set()
+
     async def run(self) -> None:
         """Looks until the rollout is gone. The only place where every exception is caught."""
         while self.key in self.parts.index.rollouts:
             self.turned_at = self.parts.clock.monotonic()
             self.woken.clear()
+            self.parts.reaction.begins()
             try:
                 pause = await self.look()
                 self._failures = 0
+                self.parts.reaction.ends()
             except RetryAfter as error:
                 pause = self._back_off(error, at_least=error.seconds)
             except OperatorError as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import kopf
 
 from pearl_operator import logs, settings
+from pearl_operator.agents import ClusterResolver
 from pearl_operator.assembly import Operator, assemble
 from pearl_operator.errors import RetryAfter
 from pearl_operator.watch import build_registry, kopf_settings
@@ -24,6 +25,8 @@ from pearl_operator.web import server_of
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
+
+    from pearl_operator.ports import Resolver
 
 log = logging.getLogger("pearl.main")
 
@@ -37,15 +40,15 @@ def main() -> None:
         log.error("setting is wrong", extra={"error": str(error)})  # noqa: TRY400 - a sentence, not a traceback
         sys.exit(2)
     logs.set_level(chosen.log_level)
-    sys.exit(asyncio.run(serve(chosen)))
+    sys.exit(asyncio.run(serve(chosen, ClusterResolver())))
 
 
-async def serve(chosen: settings.Settings) -> int:
+async def serve(chosen: settings.Settings, resolver: Resolver) -> int:
     """Runs until a signal (0) or a failure (1)."""
     stop = asyncio.Event()
     _on_signals(stop)
     async with AsyncExitStack() as stack:
-        operator = await assemble(chosen, stack)
+        operator = await assemble(chosen, stack, resolver)
         forget_what_stays()
         server = server_of(operator.app, chosen.port)
         web = _task(server.serve())

@@ -36,6 +36,14 @@ class Metrics:
             registry=self.registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
         )
+        self._reaction_seconds = Histogram(
+            "pearl_reaction_seconds",
+            "From a change that wakes a rollout's loop until each write that the next look sends, without what the "
+            "API server was waited for meanwhile.",
+            ROLLOUT,
+            registry=self.registry,
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5),
+        )
         self._failures = Counter(
             "pearl_look_failures", "Looks that ended with an error.", (*ROLLOUT, "error"), registry=self.registry
         )
@@ -92,6 +100,10 @@ class Metrics:
         """A rollout is looked at from now on; its looks count from 0, else one that never ends well is not seen."""
         self._look_seconds.labels(key.namespace, key.name)
 
+    def reacted(self, key: RolloutKey, seconds: float) -> None:
+        """A change led to a write."""
+        self._reaction_seconds.labels(key.namespace, key.name).observe(seconds)
+
     def looked(self, look: Look, seconds: float) -> None:
         """A complete look."""
         key = look.rollout.key
@@ -143,6 +155,7 @@ class Metrics:
         matching = {"rollout_namespace": key.namespace, "rollout": key.name}
         for family in (
             self._look_seconds,
+            self._reaction_seconds,
             self._failures,
             self._actions,
             self._serving,

@@ -88,8 +88,16 @@ def notice_seconds(pod: PodFact, node: NodeFact | None, now: float, signs: tuple
     """Remaining life of a pod in seconds (≥ 0), or None where nothing was announced."""
     remaining = [DISRUPTION_SECONDS] if pod.disruption is not None else []
     if node is not None:
-        remaining += [max(end - now, 0.0) for sign in signs for end in _ends(sign, node, now)]
+        present = _keys(node)
+        shown = (sign for sign in signs if not present.isdisjoint(sign.key))
+        remaining += [max(end - now, 0.0) for sign in shown for end in _ends(sign, node, now)]
     return min(remaining, default=None)
+
+
+def _keys(node: NodeFact) -> set[str | None]:
+    """Of everything on it that may be a sign; a look asks for each of its pods, and hardly any node has one."""
+    named = {key for key, _ in (*node.labels, *node.annotations)}
+    return {*named, *(one.key for one in node.taints), *(one.kind for one in node.conditions)}
 
 
 def _ends(sign: Sign, node: NodeFact, now: float) -> Iterator[float]:

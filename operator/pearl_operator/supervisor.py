@@ -35,7 +35,7 @@ class Supervisor:
         """Something about this rollout changed."""
         loop = self.loops.get(key)
         if loop is not None:
-            loop.woken.set()
+            loop.wake()
         self._woken.set()
 
     async def run(self) -> None:

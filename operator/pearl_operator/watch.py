@@ -13,6 +13,7 @@ import kopf
 from pearl_api import names
 from pearl_operator import kinds
 from pearl_operator.index import key_of
+from pearl_operator.unstored import NoDifferences, NoProgress
 from pearl_operator.watch_calls import session_of
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
     tuned.scanning.disabled = True  # no rights on CRDs and namespaces
     tuned.peering.standalone = True  # the Lease keeps operators apart
     tuned.posting.enabled = False
+    tuned.persistence.diffbase_storage = NoDifferences()
+    tuned.persistence.progress_storage = NoProgress()
     tuned.watching.server_timeout = _WATCH_SECONDS
     tuned.watching.client_timeout = _WATCH_SECONDS + 30
     tuned.watching.connect_timeout = 5.0

@@ -68,7 +68,8 @@ def test_a_spec_survives_its_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nodes", "named"), [("Demo", 2, "--name"), ("a" * 21, 2, "--name"), ("demo", 9, "--nodes")]
+    ("name", "nodes", "named"),
+    [("Demo", 2, "--name"), ("a" * 21, 2, "--name"), ("demo", 9, "--nodes"), ("demo", -1, "--nodes")],
 )
 def test_impossible_options_are_refused_by_name(name: str, nodes: int, named: str) -> None:
     with pytest.raises(ClusterError, match=named):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
+import kopf
 import pytest
+from fake_cluster import VirtualClock
+from kopf._cogs.structs.references import Resource
+from kopf._core.engines.indexing import OperatorIndexers
+from kopf._core.reactor.inventory import ResourceMemories
+from kopf._core.reactor.processing import process_resource_event
 
 from pearl_operator import errors, kinds, settings
+from pearl_operator.index import Index
 from pearl_operator.kube import error_from, path_of
 from pearl_operator.prometheus import QUERIES, by_pod
-from pearl_operator.watch import kopf_settings
+from pearl_operator.watch import build_registry, kopf_settings
 
 
 @pytest.mark.parametrize(
@@ -90,3 +98,31 @@ def test_an_engine_series_that_was_renamed_is_asked_for_by_both_names() -> None:
 def test_only_pods_of_rollouts_are_watched() -> None:
     tuned = kopf_settings(settings.Settings(namespace="rl", gateway_image="x"))
     assert tuned.watching.label_selectors["v1", "pods"] == "pearl.dev/rollout"
+
+
+async def test_kopf_hands_an_event_on_without_taking_its_object_apart() -> None:
+    """Three deep copies of each pod, for a difference that nobody asks for, took half of the operator's time."""
+    chosen = settings.Settings(namespace="rl", gateway_image="x")
+    index = Index(clock=VirtualClock())
+    resource = Resource("", "v1", "pods", kind="Pod", namespaced=True, verbs=frozenset({"list", "watch"}))
+    labels = {"pearl.dev/rollout": "swe", "pearl.dev/component": "worker"}
+    meta = {"name": "swe-w0-0", "namespace": "rl", "uid": "u", "resourceVersion": "1", "labels": labels}
+    pod = {"metadata": meta, "spec": NotCopied(), "status": NotCopied()}
+    written = await process_resource_event(
+        lifecycle=kopf.lifecycles.all_at_once,
+        indexers=OperatorIndexers(),
+        registry=build_registry(index, chosen),
+        settings=kopf_settings(chosen),
+        memories=ResourceMemories(),
+        memobase=kopf.Memo(),
+        resource=resource,
+        raw_event={"type": "MODIFIED", "object": pod},  # type: ignore[typeddict-item]
+        event_queue=asyncio.Queue(),
+    )
+    assert written is None
+    assert index.pods["rl", "swe-w0-0"].address.uid == "u"
+
+
+class NotCopied(dict[str, object]):
+    def __deepcopy__(self, memo: object) -> object:
+        raise AssertionError("copied")
