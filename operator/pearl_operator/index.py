@@ -22,6 +22,7 @@ from pearl_operator.facts import (
     pod_fact,
     rollout_fact,
 )
+from pearl_operator.policy import gpu_products
 from pearl_operator.ports import Object, RolloutKey
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Index:
     loans: dict[tuple[str, str], LoanFact] = field(default_factory=dict)
     last_event_at: float | None = None
     """Monotonic time of the last event of any watch; the operator's own Lease keeps one coming."""
+    _gpu_products: tuple[str, ...] | None = field(default=None, init=False)
+    """None = some node changed since they were collected."""
 
     def touch(self) -> None:
         """A watch delivered something."""
@@ -140,10 +143,17 @@ class Index:
         found = (loan for loan in self.loans.values() if loan.rollout == rollout)
         return sorted(found, key=lambda loan: (loan.namespace, loan.name))
 
+    def gpu_products(self) -> tuple[str, ...]:
+        """The GPU products of all nodes; every look asks, and a thousand nodes hardly ever change."""
+        if self._gpu_products is None:
+            self._gpu_products = gpu_products(self.nodes.values())
+        return self._gpu_products
+
     def _wake_for(self, fact: Fact) -> None:
         if isinstance(fact, RolloutFact):
             self.wake(fact.key)
         elif isinstance(fact, NodeFact):
+            self._gpu_products = None
             for rollout in sorted({pod.rollout for pod in self.pods.values() if pod.node == fact.name}):
                 self.wake(rollout)
         else:

@@ -90,3 +90,14 @@ def _does_not_serve(slot: Slot, worker: Worker) -> str | None:
 def serves(worker: Worker) -> bool:
     """Ready, and turns may be routed to it."""
     return worker.state is WorkerState.READY and worker.activity is Activity.ACTIVE
+
+
+def nobody_asks(look: Look) -> bool:
+    """Whether the gateway knows of no trajectory, nothing is lent, and somebody would serve the first turn.
+
+    Events apart, little can happen then. A fleet that sleeps is woken by its first turn, so it is not meant.
+    """
+    if look.samples.stats is None or look.samples.gateway_error is not None or look.loans:
+        return False
+    idle = look.snapshot.measurements.live_trajectories == 0 and look.snapshot.batch is None
+    return idle and any(map(serves, look.snapshot.workers))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from pearl_api import names
 from pearl_operator.errors import OperatorError, Refused, RetryAfter
-from pearl_operator.look import Look, Refusals
+from pearl_operator.look import Look, Refusals, nobody_asks
 from pearl_operator.observe import Facts, snapshot_of
-from pearl_operator.policy import budget_of, engine_choice, gpu_products, policy_of
+from pearl_operator.policy import budget_of, engine_choice, policy_of
 from pearl_operator.remakes import Remakes
 from pearl_operator.report import status_after_bug, status_of, status_unreadable
 from pearl_operator.status_codec import target_from_status
@@ -179,8 +179,11 @@ class RolloutLoop:
         finally:
             await self.parts.reporter.tell(look)
         self.parts.metrics.looked(look, self.parts.clock.monotonic() - started)
-        soon = _AFTER_ACTION_SECONDS if acted else self.parts.settings.look_seconds
-        return min(look.plan.next_look_seconds, soon)
+        if acted:
+            return min(look.plan.next_look_seconds, _AFTER_ACTION_SECONDS)
+        if nobody_asks(look):
+            return look.plan.next_look_seconds
+        return min(look.plan.next_look_seconds, self.parts.settings.look_seconds)
 
     async def _decide(self, rollout: RolloutFact, spec: PearlRolloutSpec) -> Look:
         """Prepares what must exist, observes, and asks the planner."""
@@ -249,7 +252,7 @@ class RolloutLoop:
         )
 
     def _engine(self, spec: PearlRolloutSpec) -> EngineChoice:
-        products = gpu_products(self.parts.index.nodes.values())
+        products = self.parts.index.gpu_products()
         basis = (spec.engine.table, spec.model.name, spec.engine.tensor_parallel, spec.engine.parallelism, products)
         if self._past.engine is None or self._past.engine[0] != basis:
             self._past.engine = (basis, engine_choice(spec, products))

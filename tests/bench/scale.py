@@ -280,7 +280,7 @@ def main() -> int:
     add("--rollouts", type=int, default=20, help="default: %(default)s")
     add("--pods", type=int, default=2000, help="workers of all rollouts (default: %(default)s)")
     add("--rate", type=float, default=20.0, help="pods per second that go (default: %(default)s)")
-    add("--idle-seconds", type=float, default=120.0, help="best a multiple of 60 (default: %(default)s)")
+    add("--idle-seconds", type=float, default=60.0, help="best a multiple of 60 (default: %(default)s)")
     add("--churn-seconds", type=float, default=120.0, help="default: %(default)s")
     add("--seed", type=int, default=1)
     add("--logs", type=Path, help="folder of the processes' logs (default: the cluster's, which goes with it)")

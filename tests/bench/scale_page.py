@@ -176,6 +176,7 @@ def _shown(value: float | None, form: str, scale: float = 1.0) -> str:
 
 def write_page(measured: Measured, folder: Path) -> None:
     """`scale.md` with `scale.png` and `scale.svg`."""
+    folder.mkdir(parents=True, exist_ok=True)
     plot(measured, folder)
     missed = ", ".join(f"`{name}`" for name in measured.missed())
     text = TEXT.format(

@@ -68,9 +68,12 @@ class FakeGateway:
     live: LiveStates = field(default_factory=LiveStates)
     asked_at: float | None = None
     """Monotonic time of the last turn."""
+    reads: int = 0
+    """Of its statistics."""
     _acked: dict[str, tuple[int, str, float]] = field(default_factory=dict)
 
     async def stats(self, rollout: RolloutKey) -> GatewayStats:
+        self.reads += 1
         if self.down:
             raise Unavailable("the gateway does not answer")
         pods = await self.kube.list(kinds.POD, None, {names.LABEL_ROLLOUT: rollout.name})

@@ -59,13 +59,16 @@ def steps(workers: Sequence[Worker], target: Target, *, budget: Budget, policy: 
 
 def finished(workers: Sequence[Worker], target: Target) -> bool:
     """Every slot serves in its role, as the gateway knows, and nothing else is left (borrowed pods never leave)."""
-    staying = _scene(workers, target).staying.values()
-    return complete(workers, target) and all(_settled(worker) for worker in staying)
+    scene = _scene(workers, target)
+    return _complete(scene) and all(_settled(worker) for worker in scene.staying.values())
 
 
 def complete(workers: Sequence[Worker], target: Target) -> bool:
     """Every slot has its pod in its role and nothing else is left, though some may not serve yet."""
-    scene = _scene(workers, target)
+    return _complete(_scene(workers, target))
+
+
+def _complete(scene: _Scene) -> bool:
     roles = all(key in scene.staying and scene.staying[key].role is slot.role for key, slot in scene.wanted.items())
     return roles and not [w for w in scene.leaving if w.zone is not Zone.BORROWED] and not scene.terminating
 
@@ -99,10 +102,11 @@ def _scene(workers: Sequence[Worker], target: Target) -> _Scene:
     staying: dict[Key, Worker] = {}
     leaving, terminating = [], []
     for worker in workers:
+        key = key_of(worker)
         if worker.state is WorkerState.TERMINATING:
             terminating.append(worker)
-        elif key_of(worker) in wanted and key_of(worker) not in staying and worker.state is not WorkerState.FAILED:
-            staying[key_of(worker)] = worker
+        elif key in wanted and key not in staying and worker.state is not WorkerState.FAILED:
+            staying[key] = worker
         else:
             leaving.append(worker)
     leaving.sort(key=lambda w: (w.resident_tokens or 0, w.in_flight or 0, w.slot, w.uid))

@@ -49,6 +49,20 @@ async def test_an_event_older_than_our_own_write_is_ignored(index: Index) -> Non
     assert index.workers_of(KEY)[0].role == "prefill"
 
 
+async def test_the_gpu_products_are_those_of_the_nodes_that_are_there(index: Index) -> None:
+    def node(name: str, product: str) -> dict[str, Any]:
+        return {"metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}}}
+
+    assert index.gpu_products() == ()
+    index.put(kinds.NODE, node("a", "H100"))
+    assert index.gpu_products() == ("H100",)
+    index.put(kinds.NODE, node("b", "A100"))
+    index.put(kinds.NODE, node("a", "H200"))
+    assert index.gpu_products() == ("A100", "H200")
+    index.forget(kinds.NODE, "b")
+    assert index.gpu_products() == ("H200",)
+
+
 async def test_a_late_deletion_of_an_earlier_pod_does_not_remove_the_new_one(index: Index) -> None:
     index.put(kinds.POD, pod("7", uid="uid-2"))
     index.forget(kinds.POD, ("rl", "swe-w0-0"), "uid-1")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pearl_api import names
+from pearl_api.wire.gateway import LiveStates
 from pearl_operator import kinds
 
 if TYPE_CHECKING:
@@ -192,6 +193,23 @@ async def test_a_lost_pod_is_replaced_by_one_of_the_same_slot(world: World) -> N
     world.kube.remove(kinds.POD, "swe-w1-0", "rl")
     await world.until(lambda: world.is_ready() and "swe-w1-0" not in world.pods)
     assert set(world.pods) == {"swe-w0-0", "swe-w1-1", "swe-w2-0"}
+    await world.stop()
+
+
+async def test_a_fleet_that_nobody_asks_is_looked_at_less_often(world: World) -> None:
+    world.apply()
+    await world.start()
+    await world.until(world.is_ready)
+    await world.rest(10)
+    before = world.gateway.reads
+    await world.rest(60)
+    assert world.gateway.reads - before == pytest.approx(12, abs=2)
+
+    world.gateway.live = LiveStates(decoding=1)
+    await world.rest(6)
+    before = world.gateway.reads
+    await world.rest(60)
+    assert world.gateway.reads - before == pytest.approx(30, abs=4)
     await world.stop()
 
 
