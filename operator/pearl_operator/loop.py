@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from pearl_api import names
@@ -25,6 +27,8 @@ from pearl_planner.serialize import memory_from_text
 from pearl_planner.types import AnswerLoan, CreateWorker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pearl_api.rollout import PearlRolloutSpec, PearlRolloutStatus
     from pearl_operator.act import Actor
     from pearl_operator.children import Children
@@ -39,14 +43,17 @@ if TYPE_CHECKING:
     from pearl_operator.ring import Ring
     from pearl_operator.settings import Settings
     from pearl_operator.sources import Samples, Sources
-    from pearl_planner.types import Memory, Plan, Snapshot, Target
+    from pearl_planner.types import Action, Memory, Plan, Snapshot, Target
 
 log = logging.getLogger("pearl.loop")
 
 _LONG_SECONDS: Final = 60.0
 _GATHER_SECONDS: Final = 0.02
+_APART_SECONDS_PER_WORKER: Final = 0.005
+_MOST_APART_SECONDS: Final = 0.5
 _AFTER_ACTION_SECONDS: Final = 0.3
 """When the gateway has probably acknowledged."""
+_CREATES_AT_ONCE: Final = 8
 _FIRST_BACK_OFF: Final = 0.5
 _LAST_BACK_OFF: Final = 30.0
 
@@ -96,6 +103,8 @@ class RolloutLoop:
     """Monotonic time at which the last turn ended, well or badly; infinite before the first starts."""
     _past: _Past = field(default_factory=lambda: _Past(uid=""), init=False)
     _failures: int = field(default=0, init=False)
+    _workers: int = field(default=0, init=False)
+    """That the last look saw."""
 
     def wake(self) -> None:
         """Something about the rollout changed."""
@@ -129,7 +138,12 @@ class RolloutLoop:
                 await self.woken.wait()
         except TimeoutError:
             return
-        await self.parts.clock.sleep(_GATHER_SECONDS)
+        await self.parts.clock.sleep(self._gather_seconds())
+
+    def _gather_seconds(self) -> float:
+        """A look costs as much as the fleet is large: at a large one that changes all the time it is rarer."""
+        apart = min(self._workers * _APART_SECONDS_PER_WORKER, _MOST_APART_SECONDS)
+        return max(_GATHER_SECONDS, apart - (self.parts.clock.monotonic() - self.turned_at))
 
     def _back_off(self, error: Exception, *, at_least: float = 0.0) -> float:
         """Grows with repeated failure; events still wake the loop."""
@@ -169,6 +183,7 @@ class RolloutLoop:
             self._past = _Past(rollout.uid)
         started = self.parts.clock.monotonic()
         look = await self._decide(rollout, rollout.spec)
+        self._workers = len(look.pods)
         self.parts.ring.append(self.key, look.snapshot, look.policy, look.plan)
         await self._write(rollout, status_of(look, rollout.status))  # the target is written before the first action
         self._past.memory = look.plan.memory
@@ -280,25 +295,42 @@ class RolloutLoop:
         """The plan's actions in their order; one that fails ends the look. Whether there was anything to do now."""
         acted = False
         frozen = look.spec.policy.advisory or look.refusals.template is not None
-        for action in look.plan.actions:
-            if frozen and not isinstance(action, AnswerLoan):
+        due = (each for each in look.plan.actions if isinstance(each, AnswerLoan) or not frozen)
+        for creates, actions in groupby(due, lambda action: isinstance(action, CreateWorker)):
+            if creates:
+                acted |= await self._create([each for each in actions if isinstance(each, CreateWorker)], look)
                 continue
-            if isinstance(action, CreateWorker) and not self._past.remakes.may(
-                action.slot.slot, self.parts.clock.monotonic()
-            ):
-                continue
-            acted = True
-            try:
-                await self.parts.actor.carry_out(action, look)
-            except Refused as error:
-                if not isinstance(action, CreateWorker):
-                    raise
-                self._past.capacity_refusal = str(error)  # the pod itself passed the preflight
-                raise
-            self.parts.metrics.acted(self.key, action)
-            if isinstance(action, CreateWorker):
-                self._past.capacity_refusal = None
+            for action in actions:
+                acted = True
+                await self._carry_out(action, look)
         return acted
+
+    async def _create(self, actions: Iterable[CreateWorker], look: Look) -> bool:
+        """Several at once, because one after the other the last of many lost pods waits for all others' answers."""
+        now = self.parts.clock.monotonic()
+        todo = deque(action for action in actions if self._past.remakes.may(action.slot.slot, now))
+        if not todo:
+            return False
+
+        async def some() -> None:
+            while todo:
+                try:
+                    await self._carry_out(todo.popleft(), look)
+                except BaseException:
+                    todo.clear()  # what stopped this one would stop the others
+                    raise
+
+        ended = await asyncio.gather(*(some() for _ in range(min(len(todo), _CREATES_AT_ONCE))), return_exceptions=True)
+        failures = [each for each in ended if each is not None]
+        refusals = [each for each in failures if isinstance(each, Refused)]
+        self._past.capacity_refusal = str(refusals[0]) if refusals else None  # the pod itself passed the preflight
+        for failure in (*refusals, *failures):
+            raise failure
+        return True
+
+    async def _carry_out(self, action: Action, look: Look) -> None:
+        await self.parts.actor.carry_out(action, look)
+        self.parts.metrics.acted(self.key, action)
 
 
 def _abandonment(target: Target) -> str:

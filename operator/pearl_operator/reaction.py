@@ -32,8 +32,10 @@ class Reaction:
     _next: _Change | None = field(default=None, init=False)
     _answered: _Change | None = field(default=None, init=False)
     _waited: float = field(default=0.0, init=False)
-    _asked_at: float | None = field(default=None, init=False)
-    """When the call under way was sent; one loop has one at a time."""
+    _asking: int = field(default=0, init=False)
+    """Calls under way."""
+    _asked_at: float = field(default=0.0, init=False)
+    """When the first of them was sent."""
 
     def woken(self) -> None:
         """Something changed."""
@@ -54,15 +56,20 @@ class Reaction:
         if writes and self._answered is not None:
             waited = self._waited_by_now() - self._answered.waited
             self.reacted(self.clock.monotonic() - self._answered.at - waited)
-        self._asked_at = self.clock.monotonic()
+        if not self._asking:
+            self._asked_at = self.clock.monotonic()
+        self._asking += 1
         try:
             yield
         finally:
-            self._waited, self._asked_at = self._waited_by_now(), None
+            waited = self._waited_by_now()
+            self._asking -= 1
+            if not self._asking:
+                self._waited = waited
 
     def _waited_by_now(self) -> float:
-        under_way = 0.0 if self._asked_at is None else self.clock.monotonic() - self._asked_at
-        return self._waited + under_way
+        """While several calls are waited for, time counts once."""
+        return self._waited + (self.clock.monotonic() - self._asked_at if self._asking else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

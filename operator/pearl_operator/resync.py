@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pearl_operator.index import Fact, Index, Key
     from pearl_operator.kinds import Kind
-    from pearl_operator.ports import Clock, Kube
+    from pearl_operator.ports import Clock, Kube, Object
     from pearl_operator.settings import Settings
 
 log = logging.getLogger("pearl.resync")
@@ -73,6 +73,8 @@ class Resync:
         for body in await self.kube.list(kind, namespace, labels):
             key = key_of(kind, body["metadata"])
             present.add(key)
+            if _is_known(before.get(key), body):
+                continue
             fact = self.index.put(kind, body)
             lacking += fact is not None and _differs(before.get(key), fact)
         for key in before.keys() - present:
@@ -80,6 +82,14 @@ class Resync:
                 self.index.forget(kind, key)
                 lacking += 1
         return lacking
+
+
+def _is_known(before: Fact | None, body: Object) -> bool:
+    """Whether the very same version is indexed, so that it need not be read again."""
+    if before is None or isinstance(before, NodeFact):
+        return False
+    version: str | None = body["metadata"].get("resourceVersion")
+    return before.resource_version == version
 
 
 def _differs(before: Fact | None, after: Fact) -> bool:

@@ -72,7 +72,7 @@ def run(setting: Setting) -> Report:
     )
     return Report(
         experiment="scale",
-        title="How fast",
+        title="How fast the simulator and the planner are",
         about=ABOUT,
         summary={
             "sim_seconds_per_second": slowest,

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 WHY = "why"
 """Folder beside the pages with `EXPERIMENT.md`: a person's explanation, put into the page as it is."""
 
+PAGES = {"scale": "simulator-speed"}
+"""Experiments whose pages are not called like them: `scale.md` is the operator's (`make bench-scale`)."""
+
 
 def write(results: Path, out: Path) -> list[Path]:
     """A page with its plots for every JSON file in `results`, and an index; the paths written.
@@ -33,7 +36,7 @@ def write(results: Path, out: Path) -> list[Path]:
     for file in files:
         report, version, command = load_json(file)
         written += draw(report, out)
-        page = out / f"{report.experiment}.md"
+        page = out / f"{PAGES.get(report.experiment, report.experiment)}.md"
         page.write_text(markdown_page(report, version, command, explanation(out, report.experiment)))
         written.append(page)
     readme = out / "README.md"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from fake_cluster import FakeKube
 
 from pearl_api import names
 from pearl_api.wire.gateway import LiveStates
 from pearl_operator import kinds
+from pearl_operator.errors import Refused
+from pearl_operator.ports import RolloutKey
 
 if TYPE_CHECKING:
-    from fake_cluster import World
+    from fake_cluster import Object, World
+
+    from pearl_operator.kinds import Kind
 
 pytestmark = pytest.mark.looptime
 
@@ -196,6 +202,46 @@ async def test_a_lost_pod_is_replaced_by_one_of_the_same_slot(world: World) -> N
     await world.stop()
 
 
+async def test_many_lost_pods_are_made_again_at_once_however_long_a_create_takes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.apply(capacity={"reserved": {"gpus": 8}})
+    await world.start()
+    await world.until(lambda: world.is_ready() and len(world.pods) == 8)
+    create = FakeKube.create
+
+    async def slowly(self: FakeKube, kind: Kind, body: Object) -> Object:
+        await asyncio.sleep(2)
+        return await create(self, kind, body)
+
+    monkeypatch.setattr(FakeKube, "create", slowly)
+    for slot in range(8):
+        world.kube.remove(kinds.POD, f"swe-w{slot}-0", "rl")
+    began = asyncio.get_running_loop().time()
+    await world.until(lambda: len(world.pods) == 8)
+    assert asyncio.get_running_loop().time() - began < 5
+    await world.stop()
+
+
+async def test_pods_that_a_quota_refuses_are_not_all_asked_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def refused(_: FakeKube, kind: Kind, body: Object) -> Object:
+        assert kind is kinds.POD
+        asked.append(body["metadata"]["name"])
+        raise Refused("exceeded quota: no more pods")
+
+    world.apply(capacity={"reserved": {"gpus": 40}})
+    await world.start()
+    await world.until(lambda: len(world.pods) == 40)
+    monkeypatch.setattr(FakeKube, "create", refused)
+    for slot in range(40):
+        world.kube.remove(kinds.POD, f"swe-w{slot}-0", "rl")
+    await world.until(lambda: world.condition("CapacityAvailable")[0] == "False")
+    assert 1 <= len(set(asked)) <= 8
+    await world.stop()
+
+
 async def test_a_fleet_that_nobody_asks_is_looked_at_less_often(world: World) -> None:
     world.apply()
     await world.start()
@@ -210,6 +256,29 @@ async def test_a_fleet_that_nobody_asks_is_looked_at_less_often(world: World) ->
     before = world.gateway.reads
     await world.rest(60)
     assert world.gateway.reads - before == pytest.approx(30, abs=4)
+    await world.stop()
+
+
+async def test_a_large_fleet_that_changes_all_the_time_is_looked_at_twice_a_second(world: World) -> None:
+    world.apply(capacity={"reserved": {"gpus": 100}})
+    await world.start()
+    await world.until(lambda: world.is_ready() and len(world.pods) == 100)
+    assert world.core is not None
+    key = RolloutKey("rl", "swe")
+    await world.rest(12)
+    before = world.gateway.reads
+    await world.until(lambda: world.gateway.reads > before)
+    await world.rest(1)
+
+    before = world.gateway.reads
+    world.core.index.wake(key)
+    await world.rest(0.1)
+    assert world.gateway.reads == before + 1, "the first change after a rest is answered at once"
+
+    for _ in range(100):
+        world.core.index.wake(key)
+        await world.rest(0.05)
+    assert 8 <= world.gateway.reads - before <= 14
     await world.stop()
 
 

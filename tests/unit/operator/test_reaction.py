@@ -59,6 +59,18 @@ async def test_each_write_counts_without_what_the_api_server_was_waited_for(loop
     assert loop.seconds == [1.0, 1.5]
 
 
+async def test_calls_at_the_same_time_are_waited_for_once(loop: Loop) -> None:
+    loop.reaction.woken()
+    loop.reaction.begins()
+    first = asyncio.create_task(loop.kube.create(kinds.POD, POD))
+    await asyncio.sleep(3)
+    await asyncio.gather(first, loop.kube.create(kinds.POD, POD))
+    await asyncio.sleep(1)
+    await loop.kube.create(kinds.POD, POD)
+    loop.reaction.ends()
+    assert loop.seconds == [0.0, 0.0, 1.0]
+
+
 async def test_a_change_during_a_look_is_answered_by_the_next_one(loop: Loop) -> None:
     loop.reaction.begins()
     call = asyncio.create_task(loop.kube.get(kinds.POD, "a", "rl"))
