@@ -47,7 +47,7 @@ ELASTIC_SHARE = 5
 SAMPLE_SECONDS = 2.0
 START_SECONDS = 600.0
 SETTLE_SECONDS = 600.0
-QUIET_SECONDS = 20.0
+QUIET_SECONDS = 10.0
 """After everything is Ready, before idle time counts."""
 NICE = -10
 """Of operators and fakes: on a cluster an operator's request of CPU is its own, and gateways run elsewhere."""
