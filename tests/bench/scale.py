@@ -296,7 +296,7 @@ def main() -> int:
     add("--pods", type=int, default=2000, help="workers of all rollouts (default: %(default)s)")
     add("--rate", type=float, default=20.0, help="pods per second that go (default: %(default)s)")
     add("--idle-seconds", type=float, default=60.0, help="best a multiple of 60 (default: %(default)s)")
-    add("--churn-seconds", type=float, default=60.0, help="default: %(default)s")
+    add("--churn-seconds", type=float, default=40.0, help="default: %(default)s")
     add("--seed", type=int, default=1)
     add("--logs", type=Path, help="folder of the processes' logs (default: the cluster's, which goes with it)")
     add("--json", type=Path, help="where the result goes")

@@ -14,6 +14,7 @@ from kopf._core.reactor.inventory import ResourceMemories
 from kopf._core.reactor.processing import process_resource_event
 
 from pearl_operator import errors, kinds, settings
+from pearl_operator.calls import Calls
 from pearl_operator.index import Index
 from pearl_operator.kube import error_from, path_of
 from pearl_operator.prometheus import QUERIES, by_pod
@@ -111,7 +112,7 @@ async def test_kopf_hands_an_event_on_without_taking_its_object_apart() -> None:
     written = await process_resource_event(
         lifecycle=kopf.lifecycles.all_at_once,
         indexers=OperatorIndexers(),
-        registry=build_registry(index, chosen),
+        registry=build_registry(index, chosen, Calls(VirtualClock())),
         settings=kopf_settings(chosen),
         memories=ResourceMemories(),
         memobase=kopf.Memo(),
