@@ -7,12 +7,12 @@ import json
 
 import kopf
 import pytest
-from fake_cluster import VirtualClock
 from kopf._cogs.structs.references import Resource
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.reactor.inventory import ResourceMemories
 from kopf._core.reactor.processing import process_resource_event
 
+from pearl_dev.virtual.clock import VirtualClock
 from pearl_operator import errors, kinds, settings
 from pearl_operator.calls import Calls
 from pearl_operator.index import Index

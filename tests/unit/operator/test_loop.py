@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from fake_cluster import FakeKube
 
 from pearl_api import names
 from pearl_api.wire.gateway import LiveStates
+from pearl_dev.virtual.kube import FakeKube
 from pearl_operator import kinds
 from pearl_operator.errors import Refused
 from pearl_operator.ports import RolloutKey

@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fake_cluster import VirtualClock
 from prometheus_client import generate_latest
 
+from pearl_dev.virtual.clock import VirtualClock
 from pearl_operator import kinds
 from pearl_operator.ports import RolloutKey
 from pearl_operator.reaction import Reaction, TimedKube
