@@ -185,6 +185,7 @@ def write_page(measured: Measured, folder: Path) -> None:
         rate=f"{measured.rate:g}",
         rollouts=measured.rollouts,
         cores=measured.cores,
+        load=f"{measured.load_before:.1f}",
     )
     (folder / "scale.md").write_text(text)
 
@@ -233,5 +234,6 @@ time in which that rollout's loop waited for the API server meanwhile. A look al
 counts. Percentiles of calls and reactions are interpolated in their histograms. *Calls per pod that went* leaves out
 what the same time without churn has; watches are no calls, and what the scheduler, kwok and the controllers call is
 nobody's of the two. All processes share {cores} cores, of which
-operators and fakes get what they want first.
+operators and fakes get what they want first. Load of the machine before the run: {load}; where
+others use it too, processor seconds and waits are longer than they would be.
 """
