@@ -14,6 +14,8 @@ from pearl_operator.errors import Unavailable
 if TYPE_CHECKING:
     from fake_cluster import World
 
+pytestmark = pytest.mark.looptime
+
 PODS = "swe-w[0-9]+-[0-9]+"
 ACTIVE, UTIL = ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 1.0), ("DCGM_FI_DEV_GPU_UTIL", 0.01)
 USED = ("DCGM_FI_DEV_FB_USED", 1 << 20)
