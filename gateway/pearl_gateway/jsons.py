@@ -1,7 +1,7 @@
 """JSON of the data path, several times faster than the standard library's, which takes over what the fast one refuses.
 
-Refused are NaN and lone surrogates, whole numbers beyond 64 bits (written; read, they become floats), nesting deeper
-than 254 (written), and other encodings than UTF-8.
+Refused are NaN and infinities (read; written, they become null), lone surrogates, whole numbers beyond 64 bits
+(written; read, they become floats), nesting deeper than 254 (written), and other encodings than UTF-8.
 """
 
 from __future__ import annotations

@@ -53,6 +53,8 @@ _APART_SECONDS_PER_WORKER: Final = 0.005
 _MOST_APART_SECONDS: Final = 0.5
 _AFTER_ACTION_SECONDS: Final = 0.3
 """When the gateway has probably acknowledged."""
+_NOBODY_ASKS_SECONDS: Final = 10.0
+"""Between two looks at a fleet without work; what happens to pods, nodes and loans wakes its loop anyway."""
 _CREATES_AT_ONCE: Final = 8
 _FIRST_BACK_OFF: Final = 0.5
 _LAST_BACK_OFF: Final = 30.0
@@ -197,7 +199,7 @@ class RolloutLoop:
         if acted:
             return min(look.plan.next_look_seconds, _AFTER_ACTION_SECONDS)
         if nobody_asks(look):
-            return look.plan.next_look_seconds
+            return max(look.plan.next_look_seconds, _NOBODY_ASKS_SECONDS)
         return min(look.plan.next_look_seconds, self.parts.settings.look_seconds)
 
     async def _decide(self, rollout: RolloutFact, spec: PearlRolloutSpec) -> Look:

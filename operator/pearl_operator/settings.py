@@ -48,7 +48,7 @@ class Settings:
     call_timeout_seconds: float = 6.0
     """`PEARL_CALL_TIMEOUT_SECONDS`: of one Kubernetes call; also what the Lease must outlast."""
     look_seconds: float = 2.0
-    """`PEARL_LOOK_SECONDS`: longest pause between two looks at a rollout that somebody asks; else the planner's 5 s."""
+    """`PEARL_LOOK_SECONDS`: longest pause between two looks at a rollout that somebody asks; else 10 s."""
     node_notices: tuple[Sign, ...] = SIGNS
     """`PEARL_NODE_NOTICES`: JSON list of further signs that a node will end (`notices.Sign`)."""
     log_level: str = "info"

@@ -263,13 +263,17 @@ class Budget:
 
     def gpus_of(self, role: Role) -> int:
         """GPUs of a worker that is made for this role."""
-        sized = {Role.PREFILL: self.prefill_gpus, Role.DECODE: self.decode_gpus}.get(role)
-        return sized or self.gpus_per_worker
+        if role is Role.PREFILL:
+            return self.prefill_gpus or self.gpus_per_worker
+        if role is Role.DECODE:
+            return self.decode_gpus or self.gpus_per_worker
+        return self.gpus_per_worker
 
     @property
     def staged(self) -> bool:
         """Whether workers of different roles are of different sizes, so that not every one can take every role."""
-        return len({self.gpus_of(role) for role in Role}) > 1
+        one = self.gpus_per_worker
+        return (self.prefill_gpus or one) != one or (self.decode_gpus or one) != one
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,7 @@ async def test_a_fleet_that_nobody_asks_is_looked_at_less_often(world: World) ->
     await world.rest(10)
     before = world.gateway.reads
     await world.rest(60)
-    assert world.gateway.reads - before == pytest.approx(12, abs=2)
+    assert world.gateway.reads - before == pytest.approx(6, abs=1)
 
     world.gateway.live = LiveStates(decoding=1)
     await world.rest(6)
