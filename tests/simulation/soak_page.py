@@ -83,6 +83,7 @@ def _rollout(axes: Any, name: str, days: list[float], rows: list[list[float]]) -
     axes.fill_between(days, available, step="post", color="#dddddd", label="reserved + there", linewidth=0)
     axes.plot(days, held, drawstyle="steps-post", color=COLOURS[0], linewidth=0.7, label="held")
     axes.plot(days, working, drawstyle="steps-post", color=COLOURS[1], linewidth=0.7, label="working, lent ones too")
+    axes.set_rasterization_zorder(3)  # weeks have so many steps that their curves as paths are megabytes
     axes.set_title(name, loc="left")
     axes.set_ylabel("GPUs")
     axes.set_xlim(0, days[-1])
