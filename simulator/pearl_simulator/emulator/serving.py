@@ -62,7 +62,7 @@ class EmulatedEngine:
         self._wrap = wrap
         self._side: asyncio.Server | None = None
         self._heirs: list[Callable[[], None]] = []
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.engine: Engine
 
@@ -105,7 +105,7 @@ class EmulatedEngine:
             lifespan="off",
             timeout_keep_alive=120,
         )
-        self._server = _Server(served)
+        self._server = Server(served)
         self._serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
         async with asyncio.timeout(_START_SECONDS):
             while not self._server.started:  # noqa: ASYNC110 - uvicorn tells nobody
@@ -165,7 +165,7 @@ async def accept_no_more(servers: Iterable[asyncio.Server]) -> None:
     await asyncio.sleep(0)
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """A server among others in one process: signals are not its business."""
 
     def __init__(self, config: uvicorn.Config) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from pearl_api.names import Activity, Role
-from pearl_simulator.emulator.serving import accept_no_more
+from pearl_simulator.emulator.serving import Server
 from pearl_worker.api import Tokens, build_api
 from pearl_worker.device import FakeDevice
 from pearl_worker.engine import Engine
@@ -20,7 +19,6 @@ from pearl_worker.weights import CheckedSource
 from pearl_worker.worker import Worker
 
 if TYPE_CHECKING:
-    import socket
     from pathlib import Path
 
     from gateway_chaos.launch import Launcher
@@ -47,15 +45,6 @@ class PlayedDevice:
         return (_ENGINE_BYTES if awake else 0,)
 
 
-class _Server(uvicorn.Server):
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await accept_no_more(self.servers)
-        await super().shutdown(sockets)
-
-    def capture_signals(self) -> Any:
-        return contextlib.nullcontext()
-
-
 @dataclass
 class Pod:
     """`role`, `activity`, `ready` are what labels and the kubelet would say."""
@@ -74,7 +63,7 @@ class Pod:
     there: bool = True
     loan_epoch: int = 0
     worker: Worker = field(init=False)
-    _server: _Server = field(init=False)
+    _server: Server = field(init=False)
     _tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
     async def start(self) -> Pod:
@@ -86,7 +75,7 @@ class Pod:
         if loan is not None:
             self._grant()
         app = build_api(self.worker, Tokens(AGENT_TOKEN, "loan" if loan else None), asyncio.get_running_loop().time)
-        self._server = _Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_keep_alive=75))
+        self._server = Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_keep_alive=75))
         self._tasks = [asyncio.ensure_future(self._server.serve()), asyncio.ensure_future(self.worker.run())]
         while not self._server.started:  # noqa: ASYNC110 - uvicorn tells nobody
             await asyncio.sleep(0.005)
@@ -99,7 +88,8 @@ class Pod:
         self._tasks[1].cancel()
         await asyncio.gather(self._tasks[1], return_exceptions=True)
         await self.worker.engine.kill()
-        self._server.should_exit = self._server.force_exit = True
+        self._server.force_exit = True
+        self._server.end()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for link in (self.link, self.agent_link):
             await link.close()
