@@ -6,12 +6,10 @@ all the names that are known. Whatever is missing is unknown (None), never 0.
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pearl_operator.errors import Unavailable
+from pearl_operator.vector import samples_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -100,13 +98,10 @@ def _use(pod: _Pod, by_series: Mapping[tuple[str, float], Mapping[_Pod, list[flo
 def _by_pod(raw: bytes, factor: float) -> dict[_Pod, list[float]]:
     """The values of a pod's GPUs."""
     values: dict[_Pod, list[float]] = {}
-    try:
-        for item in json.loads(raw)["data"]["result"]:
-            pod, value = _pod(item["metric"]), float(item["value"][1])
-            if pod is not None and math.isfinite(value):
-                values.setdefault(pod, []).append(value * factor)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise Unavailable(f"Prometheus: unexpected answer ({error!r})") from error
+    for metric, value in samples_in(raw):
+        pod = _pod(metric)
+        if pod is not None:
+            values.setdefault(pod, []).append(value * factor)
     return values
 
 

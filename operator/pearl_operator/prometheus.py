@@ -8,8 +8,6 @@ that scrape the same pods (a pair for availability) count once.
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from pearl_operator import dcgm
 from pearl_operator.calls import Receiver
 from pearl_operator.errors import Unavailable
 from pearl_operator.ports import EngineSamples
+from pearl_operator.vector import samples_in
 from pearl_planner.types import WorkerMetrics
 
 if TYPE_CHECKING:
@@ -141,14 +140,10 @@ def by_pod(raw: bytes) -> dict[str, float]:
     Raises:
         Unavailable: The answer is none of Prometheus' query API.
     """
-    try:
-        result = json.loads(raw)["data"]["result"]
-        samples = [(_pod_of(item["metric"]), float(item["value"][1])) for item in result]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise Unavailable(f"Prometheus: unexpected answer ({error!r})") from error
     values: dict[str, float] = {}
-    for pod, value in samples:
-        if pod and math.isfinite(value):
+    for metric, value in samples_in(raw):
+        pod = _pod_of(metric)
+        if pod:
             values[pod] = max(values.get(pod, value), value)
     return values
 
