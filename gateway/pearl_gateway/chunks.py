@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
-
-import aiohttp
 
 from pearl_gateway.errors import (
     EngineError,
     EngineFaultError,
     EngineRefusedError,
-    EngineStalledError,
     EngineUnreachableError,
 )
 from pearl_gateway.jsons import loads
@@ -22,9 +18,10 @@ from pearl_gateway.jsons import loads
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from pearl_gateway.calls import Call
+
 _DEFAULT_VERSION = "default"
 """What the engine calls weights that nobody labelled: version 0, the model as it was started."""
-_DRAIN_SECONDS = 0.05
 _LOOK_SECONDS = 1.0
 
 
@@ -54,51 +51,42 @@ class Chunk:
     """Only with the end, where the engine is told to return them."""
 
 
-async def read_chunks(
-    response: aiohttp.ClientResponse, url: str, first_deadline: float, stall_seconds: float
-) -> AsyncIterator[Chunk]:
-    """Chunks of one generation until its end.
+async def read_chunks(call: Call, url: str, patience: Patience, stall_seconds: float) -> AsyncIterator[Chunk]:
+    """Chunks of one generation until its end; `patience` ends while a chunk is used and begins anew afterwards.
 
     Raises:
-        EngineError: silent past `first_deadline` (of the loop's clock) or for `stall_seconds`, broken off, or refused.
+        EngineError: the stream ended before its answer, or says that it failed.
+        CallError: broken off, by the engine or for its silence.
     """
     loop = asyncio.get_running_loop()
     pending = b""
-    patience = _Patience(response, first_deadline)
-    try:
-        while True:
-            data = await response.content.readany()
-            if not data:
-                raise EngineUnreachableError(f"{url}: the stream ended without a finish reason")
-            pending += data
-            events = pending.split(b"\n\n")
-            pending = events.pop()
-            chunk = _merge(events, url)
-            if chunk is None:
-                continue
-            patience.until = None
-            yield chunk
-            patience.until = loop.time() + stall_seconds
-            if chunk.finish_reason is not None:
-                patience.end()
-                await _drain(response)
-                return
-    except aiohttp.ClientError:
-        if patience.over:
-            raise EngineStalledError(f"{url}: silent past its deadline") from None
-        raise
-    finally:
-        patience.end()
+    while True:
+        data = await call.read_any()
+        if not data:
+            raise EngineUnreachableError(f"{url}: the stream ended without a finish reason")
+        events = (pending + data).split(b"\n\n")
+        pending = events.pop()
+        chunk = _merge(events, url)
+        if chunk is None:
+            continue
+        patience.until = None
+        if chunk.finish_reason is not None:
+            # An end mark follows: the answer need not wait for it.
+            call.let_go()
+        yield chunk
+        if chunk.finish_reason is not None:
+            return
+        patience.until = loop.time() + stall_seconds
 
 
-class _Patience:
-    """Breaks a response off that is silent for too long: one timer for all its reads, which looks when it fires."""
+class Patience:
+    """Breaks a call off that is silent for too long: one timer for all its reads, which looks when it fires."""
 
-    def __init__(self, response: aiohttp.ClientResponse, until: float) -> None:
+    def __init__(self, call: Call, until: float) -> None:
         self.until: float | None = until
         """Of the loop's clock; None while nobody reads."""
         self.over = False
-        self._response = response
+        self._call = call
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_at(until, self._look)
 
@@ -106,20 +94,13 @@ class _Patience:
         now = self._loop.time()
         if self.until is not None and self.until <= now:
             self.over = True
-            self._response.close()
+            self._call.close()
         else:
             self._timer = self._loop.call_at(self.until or now + _LOOK_SECONDS, self._look)
 
     def end(self) -> None:
         """Not needed any more."""
         self._timer.cancel()
-
-
-async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read the end mark, so that the connection can be used again; not worth waiting for."""
-    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-        async with asyncio.timeout(_DRAIN_SECONDS):
-            await response.content.read()
 
 
 def _merge(events: list[bytes], url: str) -> Chunk | None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from pearl_api import tokens
-from pearl_gateway.chunks import read_chunks, spans_of
+from pearl_gateway.calls import CallError, Calls
+from pearl_gateway.chunks import Patience, read_chunks, spans_of
 from pearl_gateway.errors import (
     EngineClosedError,
     EngineFaultError,
@@ -28,13 +29,15 @@ from pearl_gateway.jsons import dumps, loads
 from pearl_gateway.versions import ANY, WEIGHTS_HEADER, Accepted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
+    from pearl_gateway.calls import Call
     from pearl_gateway.chunks import Chunk
 
 GATE_HEADER = "x-pearl-gate"
 _SECONDS_HEADER = "x-pearl-seconds"
 """From the engine's guard: how long it took from request to answer."""
+_GENERATE = "/inference/v1/generate"
 _JSON = {"Content-Type": "application/json"}
 _TEXT_SECONDS = 30.0
 _PROBE_SECONDS = 2.0
@@ -64,10 +67,14 @@ class EngineClient:
         lenders: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._session = session
-        self._connect = connect_seconds
+        self._calls = Calls(connect_seconds)
         self._engine_token = engine_token
         self._agent_token = agent_token
         self._lenders = lenders
+
+    def close(self) -> None:
+        """Close idle connections; calls under way end by themselves."""
+        self._calls.close()
 
     def _bearer(self, token: str | None, url: str) -> dict[str, str]:
         if not token:
@@ -99,54 +106,28 @@ class EngineClient:
         Raises:
             EngineError: see `pearl_gateway.errors`; the chunks yielded before it are valid.
         """
-        deadline = asyncio.get_running_loop().time() + first_seconds
+        call = self._call(url, _GENERATE, {**body, "stream": True}, weights.headers())
+        # Closing breaks the connection: that is what tells the engine to stop generating.
+        on_open(call.close)
+        patience = Patience(call, asyncio.get_running_loop().time() + first_seconds)
         try:
-            async with asyncio.timeout_at(deadline):
-                response = await self._open_stream(url, {**body, "stream": True}, on_open, weights)
-        except aiohttp.ConnectionTimeoutError as error:
-            raise EngineUnreachableError(f"{url}: {error!r}") from error
-        except TimeoutError:
-            raise EngineStalledError(f"{url}: no answer within {first_seconds:.1f} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineUnreachableError(f"{url}: {error!r}") from error
-        # Closing (not releasing) breaks the connection: that is what tells the engine to stop generating.
-        on_open(response.close)
-        try:
-            await _check(response, url)
-            version = response.headers.get(WEIGHTS_HEADER, "")
+            await call.begin()
+            await _check(call, url)
+            version = call.headers.get(WEIGHTS_HEADER, "")
             if version.isdigit():
                 on_version(int(version))
-            async for chunk in read_chunks(response, url, deadline, stall_seconds):
+            async for chunk in read_chunks(call, url, patience, stall_seconds):
                 yield chunk
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineUnreachableError(f"{url}: {error!r}") from error
+        except CallError as error:
+            if patience.over:
+                raise EngineStalledError(f"{url}: silent past its deadline") from None
+            raise EngineUnreachableError(f"{url}: {error}") from error
         finally:
-            response.close()
+            patience.end()
+            call.close()
 
-    async def _open_stream(
-        self, url: str, body: dict[str, Any], on_open: Callable[[Callable[[], None]], None], weights: Accepted
-    ) -> aiohttp.ClientResponse:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._connect)
-        path = url + "/inference/v1/generate"
-        headers = _JSON | self._bearer(self._engine_token, url) | weights.headers()
-        content = dumps(body)
-
-        def send() -> Awaitable[aiohttp.ClientResponse]:
-            return self._session.post(path, data=content, headers=headers, timeout=timeout)
-
-        call = asyncio.ensure_future(_once_more(send))
-
-        def lose() -> None:
-            call.cancel()
-
-        on_open(lose)
-        try:
-            return await call
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise EngineUnreachableError(f"{url}: the worker is gone") from None
+    def _call(self, url: str, path: str, body: Any, headers: Mapping[str, str]) -> Call:
+        return self._calls.post(url + path, {**_JSON, **self._bearer(self._engine_token, url), **headers}, dumps(body))
 
     async def prefill(self, url: str, body: dict[str, Any], seconds: float, weights: Accepted = ANY) -> Prefilled:
         """Compute the prompt's KV and keep it for another worker to fetch.
@@ -156,7 +137,7 @@ class EngineClient:
         """
         request = {**body, "stream": False, "kv_transfer_params": _KEEP_KV}
         request["sampling_params"] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-        answer, headers = await self._post(url, "/inference/v1/generate", request, seconds, weights.headers())
+        answer, headers = await self._post(url, _GENERATE, request, seconds, weights.headers())
         params = answer.get("kv_transfer_params")
         if not params:
             raise EngineUnreachableError(f"{url}: prefill gave no kv_transfer_params; is --kv-transfer-config set?")
@@ -181,23 +162,18 @@ class EngineClient:
     async def _post(
         self, url: str, path: str, body: Any, seconds: float, headers: Mapping[str, str] | None
     ) -> tuple[Any, Mapping[str, str]]:
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect)
+        call = self._call(url, path, body, headers or {})
         try:
-            both = _JSON | self._bearer(self._engine_token, url) | dict(headers or {})
-            content = dumps(body)
-
-            def send() -> Awaitable[aiohttp.ClientResponse]:
-                return self._session.post(url + path, data=content, headers=both, timeout=timeout)
-
-            async with await _once_more(send) as response:
-                await _check(response, url)
-                return loads(await response.read()), response.headers
-        except aiohttp.ConnectionTimeoutError as error:
-            raise EngineUnreachableError(f"{url}{path}: {error!r}") from error
+            async with asyncio.timeout(seconds):
+                await call.begin()
+                await _check(call, url)
+                return loads(await call.read()), call.headers
         except TimeoutError:
             raise EngineStalledError(f"{url}{path}: no answer within {seconds:.1f} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EngineUnreachableError(f"{url}{path}: {error!r}") from error
+        except (CallError, ValueError) as error:
+            raise EngineUnreachableError(f"{url}{path}: {error}") from error
+        finally:
+            call.close()
 
     async def healthy(self, url: str) -> bool:
         """Whether the engine answers its health check."""
@@ -229,22 +205,10 @@ class EngineClient:
             return
 
 
-async def _once_more(send: Callable[[], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
-    """Send again where the connection ended before an answer began.
-
-    Engines close idle connections, and a request can meet the closing end of one: that is no dead engine. A dead one
-    refuses the second connection.
-    """
-    try:
-        return await send()
-    except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-        return await send()
-
-
 _KEEP_KV = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-async def _check(response: aiohttp.ClientResponse, url: str) -> None:
+async def _check(response: Call, url: str) -> None:
     if response.status == HTTPStatus.OK:
         return
     content = await response.read()

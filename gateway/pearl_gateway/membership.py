@@ -66,11 +66,13 @@ def read_workers(text: str) -> list[WorkerFacts]:
 
 
 def _from_entry(index: int, entry: Mapping[str, Any]) -> WorkerFacts:
-    pod = str(entry.get("pod") or f"worker-{index}")
+    url, pod = str(entry["url"]).rstrip("/"), str(entry.get("pod") or f"worker-{index}")
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"url {url!r} must begin with http:// or https://, for example http://127.0.0.1:8000")
     return WorkerFacts(
         uid=str(entry.get("uid") or pod),
         pod=pod,
-        url=str(entry["url"]).rstrip("/"),
+        url=url,
         agent_url=entry.get("agentUrl"),
         role=Role(entry.get("role", Role.COLOCATED)),
         role_epoch=int(entry.get("roleEpoch", 0)),

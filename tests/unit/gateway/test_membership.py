@@ -57,6 +57,8 @@ def test_static_file_needs_urls() -> None:
     assert read_workers('[{"url": "http://h:1/", "role": "prefill"}]')[0].url == "http://h:1"
     with pytest.raises(ValueError, match="list of objects with `url`"):
         read_workers('[{"role": "prefill"}]')
+    with pytest.raises(ValueError, match="'h:1' must begin with http://"):
+        read_workers('[{"url": "h:1"}]')
 
 
 def test_routing_follows_the_rollout() -> None:

@@ -106,7 +106,7 @@ async def test_streamed_text_equals_the_whole_one_and_holds_stop_strings_back(be
 async def test_a_stop_string_does_not_show_where_the_engines_stream_ends_later_than_its_last_token(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pearl_gateway.chunks._DRAIN_SECONDS", 5.0)
+    monkeypatch.setattr("pearl_gateway.calls._REST_SECONDS", 5.0)
     engine = await bench.engine(end_late=asyncio.Event())
     assert engine.end_late is not None
     text = bench.text_of(bench.continuation([ord(one) for one in "hello"], 20))

@@ -1,0 +1,382 @@
+"""HTTP/1.1 calls to engines: one request on a kept connection, its answer as it comes, broken off at any time.
+
+Every turn is one such call. What general clients offer beside it (redirects, cookies, proxies, compression) would cost
+a turn more than everything else that the gateway does for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, NamedTuple, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+if TYPE_CHECKING:
+    from asyncio import Transport
+    from collections.abc import Mapping
+
+_IDLE_SECONDS = 2.0
+"""Idle connections are closed before engines do it (uvicorn, after 5 s): a request that meets the closing end of one
+would look like a dead engine."""
+_REST_SECONDS = 0.05
+"""How long the rest of an answer that nobody wants may take before its connection is given up."""
+_MOST_UNREAD = 1 << 18
+"""Bytes of an answer that wait for their reader before the engine has to wait too."""
+
+
+class CallError(OSError):
+    """No connection, or it ended before the answer did."""
+
+
+class _NeverBegunError(CallError):
+    """The connection ended without a byte of the answer."""
+
+
+class Address(NamedTuple):
+    """Where an engine listens."""
+
+    tls: bool
+    host: str
+    port: int
+
+
+class Calls:
+    """Makes calls and keeps their connections for the next ones; one per process."""
+
+    def __init__(self, connect_seconds: float) -> None:
+        self._connect_seconds = connect_seconds
+        self._kept: dict[Address, list[_Connection]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def post(self, url: str, headers: Mapping[str, str], content: bytes) -> Call:
+        """A call that `begin` sends; `headers` are further ones."""
+        address, target, head = _parts(url)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        text = f"POST {target} HTTP/1.1\r\n{head}{lines}Content-Length: {len(content)}\r\n\r\n"
+        return Call(self, address, text.encode() + content)
+
+    def close(self) -> None:
+        """Close what is kept."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for kept in self._kept.values():
+            for one in kept:
+                one.abort()
+        self._kept.clear()
+
+    def take(self, address: Address) -> _Connection | None:
+        """A kept connection that is still good, if there is one."""
+        kept = self._kept.get(address)
+        while kept:
+            found = kept.pop()
+            if found.usable:
+                return found
+        return None
+
+    def keep(self, connection: _Connection) -> None:
+        """It can be used again."""
+        loop = asyncio.get_running_loop()
+        connection.kept_at = loop.time()
+        self._kept.setdefault(connection.address, []).append(connection)
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(_IDLE_SECONDS, self._sweep)
+
+    async def connect(self, address: Address) -> _Connection:
+        """A new connection.
+
+        Raises:
+            CallError: there is none within the time for it.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, made = await loop.create_connection(
+                    lambda: _Connection(self, address), address.host, address.port, ssl=address.tls or None
+                )
+        except TimeoutError:
+            raise CallError(f"no connection within {self._connect_seconds:g} s") from None
+        except OSError as error:
+            raise CallError(f"no connection: {error}") from error
+        return made
+
+    def _sweep(self) -> None:
+        """Close what was not used for the idle time."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() - _IDLE_SECONDS
+        for address, kept in list(self._kept.items()):
+            fresh = [one for one in kept if one.usable and one.kept_at > until]
+            for one in kept:
+                if one not in fresh:
+                    one.abort()
+            if fresh:
+                self._kept[address] = fresh
+            else:
+                del self._kept[address]
+        oldest = min((one.kept_at for kept in self._kept.values() for one in kept), default=None)
+        self._sweeping = None if oldest is None else loop.call_at(oldest + _IDLE_SECONDS, self._sweep)
+
+
+class Call:
+    """One request and its answer."""
+
+    def __init__(self, calls: Calls, address: Address, request: bytes) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        """By lower-case name; where one comes twice, the last."""
+        self._calls = calls
+        self._address = address
+        self._request = request
+        self._connecting: asyncio.Task[_Connection] | None = None
+        self._connection: _Connection | None = None
+        self._body: list[bytes] = []
+        self._unread = 0
+        self._ended = False
+        self._broken = False
+        self._error: CallError | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
+
+    async def begin(self) -> None:
+        """Send the request; return with the answer's head and the first of its body.
+
+        A kept connection that the engine closed meanwhile is no dead engine: then the request goes over a new one.
+
+        Raises:
+            CallError: no connection, or it ended before.
+        """
+        kept = self._calls.take(self._address)
+        if kept is not None:
+            try:
+                await self._ask(kept)
+            except _NeverBegunError:
+                if self._broken:
+                    raise
+                self._error = None
+            else:
+                return
+        await self._ask(await self._connect())
+
+    async def _connect(self) -> _Connection:
+        self._connecting = asyncio.ensure_future(self._calls.connect(self._address))
+        try:
+            return await self._connecting
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._error is None or (task is not None and task.cancelling()):
+                raise
+            raise self._error from None
+        finally:
+            self._connecting = None
+
+    async def _ask(self, connection: _Connection) -> None:
+        if self._error is not None:
+            connection.abort()
+            raise self._error
+        self._connection = connection
+        connection.send(self, self._request)
+        while not (self._body or self._ended):
+            await self._wait()
+
+    async def read_any(self) -> bytes:
+        """What has come since the last time, at least a byte; empty at the end.
+
+        Raises:
+            CallError: the connection ended before the answer, or was broken off.
+        """
+        while not self._body:
+            if self._ended:
+                return b""
+            await self._wait()
+        data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        if self._unread > _MOST_UNREAD and self._connection is not None:
+            self._connection.go_on()
+        self._unread = 0
+        return data
+
+    async def read(self) -> bytes:
+        """The rest of the answer; raises as `read_any` does."""
+        found = []
+        while data := await self.read_any():
+            found.append(data)
+        return b"".join(found)
+
+    def let_go(self) -> None:
+        """Nothing more of it is wanted; its connection is kept if the rest comes soon."""
+        if self._connection is not None and self._giving_up is None:
+            self._connection.go_on()
+            self._giving_up = asyncio.get_running_loop().call_later(_REST_SECONDS, self._break)
+
+    def close(self) -> None:
+        """Break it off, unless it has ended or was let go: the engine stops, and whoever waits gets a CallError."""
+        if not self._ended and self._giving_up is None:
+            self._break()
+
+    def _break(self) -> None:
+        self._broken = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            self._connection.abort()
+        self.failed(CallError("broken off"))
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._news = asyncio.get_running_loop().create_future()
+        try:
+            await self._news
+        finally:
+            self._news = None
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def came(self, body: bytes) -> None:
+        """The connection has a part of the body."""
+        if self._giving_up is not None:
+            return
+        self._body.append(body)
+        self._unread += len(body)
+        if self._unread > _MOST_UNREAD and self._connection is not None:
+            self._connection.pause()
+        self._wake()
+
+    def ended(self) -> None:
+        """The answer is whole; the connection is not this call's any more."""
+        self._ended, self._connection = True, None
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        self._wake()
+
+    def failed(self, error: CallError) -> None:
+        """There will be no more."""
+        self._error, self._connection = self._error or error, None
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        if self._news is not None and not self._news.done():
+            self._news.set_exception(self._error)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection; it has a call at a time, or none while it is kept."""
+
+    def __init__(self, calls: Calls, address: Address) -> None:
+        self.address = address
+        self.kept_at = 0.0
+        self._calls = calls
+        self._call: Call | None = None
+        self._transport: Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._begun = False
+        self._framed = False
+        """The answer tells where it ends; else the end of the connection is its end."""
+
+    @property
+    def usable(self) -> bool:
+        """The engine has not closed it."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, call: Call, request: bytes) -> None:
+        """Begin a call."""
+        self._call, self._begun = call, False
+        if self._transport is not None:
+            self._transport.write(request)
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self._call = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        """Take nothing more from the engine."""
+        if self._transport is not None and self.usable:
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Take it again."""
+        if self._transport is not None and self.usable:
+            self._transport.resume_reading()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        self._transport = cast("Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Feeds the parser; an engine that speaks without being asked, or no HTTP, is cut off."""
+        call = self._call
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.abort()
+            if call is not None:
+                call.failed(CallError(f"no HTTP: {error}"))
+            return
+        if call is None:
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Its call ends, well only where this is how its answer ends."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        if not self._begun:
+            call.failed(_NeverBegunError(f"the connection ended without an answer: {exc or 'closed'}"))
+        elif self._framed or not call.status or exc is not None:
+            call.failed(CallError(f"the connection ended in the answer: {exc or 'closed'}"))
+        else:
+            call.ended()
+
+    def on_message_begin(self) -> None:
+        """The first byte of an answer; nobody waits for a second one."""
+        if self._call is None:
+            self.abort()
+        self._begun, self._framed = True, False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One line of its head."""
+        lower = name.lower()
+        self._framed = self._framed or lower in (b"content-length", b"transfer-encoding")
+        if self._call is not None:
+            self._call.headers[lower.decode("latin-1")] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """The head is whole; one that only says that the real one comes is forgotten."""
+        status = self._parser.get_status_code()
+        if self._call is not None and status >= HTTPStatus.OK:
+            self._call.status = status
+        elif self._call is not None:
+            self._call.headers.clear()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        if self._call is not None:
+            self._call.came(body)
+
+    def on_message_complete(self) -> None:
+        """The answer is whole."""
+        call = self._call
+        if call is None or not call.status:
+            return
+        self._call = None
+        call.ended()
+        if self._parser.should_keep_alive():
+            self._calls.keep(self)
+        else:
+            self.abort()
+
+
+@lru_cache(maxsize=4096)
+def _parts(url: str) -> tuple[Address, str, str]:
+    """Where a URL leads, its path, and the lines that every request to it has."""
+    found = urlsplit(url)
+    tls = found.scheme == "https"
+    if not found.hostname or found.scheme not in ("http", "https"):
+        raise CallError(f"{url} is no address: it must begin with http:// and a host")
+    port = found.port or (443 if tls else 80)
+    return Address(tls, found.hostname, port), found.path or "/", f"Host: {found.netloc}\r\nAccept: */*\r\n"
