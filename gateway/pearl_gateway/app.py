@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -21,11 +21,12 @@ from pearl_gateway.inference import Inference
 from pearl_gateway.sglang import sglang_routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
     from pearl_gateway.gateway import Gateway
+    from pearl_gateway.settings import Limits
     from pearl_gateway.sglang.running import Everywhere
 
 Handler = "Callable[[Request], Awaitable[Response]]"
@@ -47,11 +48,16 @@ def create_app(gateway: Gateway, control: Control | None = None, running: Everyw
         allowed = () if gateway.settings.open_access else tokens
         return _guarded(handler, allowed, gateway.note_asked if work else None)
 
-    return Starlette(
+    turns = {
+        "/inference/v1/generate": guard(inference.generate, client, work=True),
+        "/v1/completions": guard(inference.completions, client, work=True),
+        "/v1/chat/completions": guard(inference.chat, client, work=True),
+    }
+    return App(
+        turns,
+        gateway.settings.limits,
         routes=[
-            Route("/inference/v1/generate", guard(inference.generate, client, work=True), methods=["POST"]),
-            Route("/v1/completions", guard(inference.completions, client, work=True), methods=["POST"]),
-            Route("/v1/chat/completions", guard(inference.chat, client, work=True), methods=["POST"]),
+            *(Route(path, handler, methods=["POST"]) for path, handler in turns.items()),
             Route("/v1/batches", guard(control.open_batch, client, work=True), methods=["POST"]),
             Route("/v1/batches/{step}", guard(control.batch, client), methods=["GET"]),
             Route("/v1/batches/{step}/finish", guard(control.finish, client), methods=["POST"]),
@@ -75,9 +81,36 @@ def create_app(gateway: Gateway, control: Control | None = None, running: Everyw
                 running,
             ),
         ],
-        middleware=[Middleware(BoundedBodies, limits=gateway.settings.limits)],
-        exception_handlers={HTTPException: _no_route, Exception: _bug},
     )
+
+
+class App(Starlette):
+    """Starlette, but for the paths of turns: finding and wrapping their handlers would cost as much as they do."""
+
+    def __init__(self, turns: Mapping[str, Any], limits: Limits, routes: list[Route]) -> None:
+        super().__init__(
+            routes=routes,
+            middleware=[Middleware(BoundedBodies, limits=limits)],
+            exception_handlers={HTTPException: _no_route, Exception: _bug},
+        )
+        self._turns = turns
+        self._direct = BoundedBodies(self._turn, limits)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._turns:
+            await self._direct(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    async def _turn(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            response: Response = await self._turns[scope["path"]](request)
+        except Exception as error:
+            await (await _bug(request, error))(scope, receive, send)
+            raise
+        await response(scope, receive, send)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

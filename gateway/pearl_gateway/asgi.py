@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,22 +81,37 @@ def check_token(request: Request, *accepted: str | None) -> None:
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """Result of `work`, or None if the client left first; `work` is cancelled then."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    return await _unless_left(request.receive, work)
+
+
+async def until_client_leaves(answer: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Send an answer; what makes it is cancelled when the client leaves, which is no error."""
+    with suppress(OSError):
+        await _unless_left(receive, answer)
+
+
+async def _unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    # `work` runs in the task that is here: one more, and waiting for either, would cost as much as a short answer.
+    mine = asyncio.current_task()
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        if mine is not None:
+            mine.cancel()
+
+    watcher = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        return None
+        return await work
+    except asyncio.CancelledError:
+        if left and mine is not None and not mine.uncancel():
+            return None
+        raise
     finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        watcher.cancel()
 
 
 class EventStream(Response):
@@ -134,25 +149,5 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
 
-async def until_client_leaves(answer: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Send an answer; what makes it is cancelled when the client leaves, which is no error."""
-    sender = asyncio.ensure_future(answer)
-    watcher = asyncio.ensure_future(_left(receive))
-    try:
-        await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        sender.cancel()
-        watcher.cancel()
-        done = await asyncio.gather(sender, watcher, return_exceptions=True)
-    error = done[0]
-    if isinstance(error, Exception) and not isinstance(error, OSError):
-        raise error
-
-
 async def _send_event(send: Send, event: bytes) -> None:
     await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -206,6 +206,8 @@ def shared_listener(host: str, port: int, stall_seconds: float) -> socket.socket
 
 
 def _watch_clients(made: socket.socket, stall_seconds: float) -> None:
+    # asyncio leaves it to whoever makes the socket; without, events of a stream wait for each other's acknowledgement.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)

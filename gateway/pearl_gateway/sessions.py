@@ -191,7 +191,7 @@ class Sessions:
         if (turn.complete and turn.settled) or (former is not None and not former.cancelling()):
             return
         trajectory.idle_since = None
-        turn.error, turn.settled = None, False
+        turn.reopen()
         turn.task = asyncio.get_running_loop().create_task(self._run(trajectory, turn, former))
 
     async def _run(self, trajectory: Trajectory, turn: Turn, former: asyncio.Task[None] | None) -> None:
@@ -284,8 +284,7 @@ class Sessions:
             GatewayError: it ended without.
         """
         async with self.reading(turn):
-            while not turn.settled:
-                await turn.wait()
+            await turn.wait_for_end()
         if turn.error is not None:
             raise turn.error
         return turn

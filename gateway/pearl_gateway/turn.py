@@ -128,7 +128,8 @@ class Runner:
             if room(turn, self._limits.max_model_len) <= 0:
                 turn.finish_reason = "length"
                 return
-            await asyncio.sleep(tries.pause())
+            if pause := tries.pause():
+                await asyncio.sleep(pause)
             before, turn.fault = len(turn.token_ids), None
             async with self._places.place(trajectory, turn, tries.excluded) as (route, weights):
                 reason = await self._serve(trajectory, turn, route, weights)

@@ -87,6 +87,7 @@ class Turn:
     readers: int = 0
     task: asyncio.Task[None] | None = None
     _progress: asyncio.Event = field(default_factory=asyncio.Event)
+    _end: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -126,7 +127,13 @@ class Turn:
         """Nothing more will come by itself: readers get what is there, or the error."""
         self.error = self.error or error
         self.settled = True
+        self._end.set()
         self.show()
+
+    def reopen(self) -> None:
+        """Somebody works on it again."""
+        self.error, self.settled = None, False
+        self._end.clear()
 
     @property
     def running(self) -> bool:
@@ -153,3 +160,8 @@ class Turn:
     async def wait(self) -> None:
         """Return when there is something new."""
         await self._progress.wait()
+
+    async def wait_for_end(self) -> None:
+        """Return when it is settled."""
+        while not self.settled:
+            await self._end.wait()
