@@ -25,6 +25,7 @@ SERIES: Final = {
     "memory_bytes": (("DCGM_FI_DEV_FB_USED", _MIB), ("dcgm_fb_used", _MIB)),
 }
 """By field of `GpuUse`: series and what makes the field's unit of it, the best first."""
+_FACTORS: Final = {name: factor for series in SERIES.values() for name, factor in series}
 LABELS: Final = {
     "namespace": ("exported_namespace", "pod_namespace", "namespace"),
     "pod": ("exported_pod", "pod_name", "pod"),
@@ -56,53 +57,42 @@ class GpuSample:
     use: GpuUse
 
 
-def expressions(pods: str) -> dict[tuple[str, float], str]:
-    """PromQL by series and factor, for pods whose names match `pods`; one value for each GPU.
+def expression(pods: str) -> str:
+    """PromQL for all series of pods whose names match `pods`; one value for each series and GPU.
 
     `max` joins the two servers of a pair, and the two series of a GPU whose other labels changed.
     """
-    return {
-        (name, factor): f"max by ({_KEPT}) ("
-        + " or ".join(f'{name}{{{label}=~"{pods}"}}' for label in LABELS["pod"])
-        + ")"
-        for series in SERIES.values()
-        for name, factor in series
-    }
+    name = f'__name__=~"{"|".join(_FACTORS)}"'
+    found = " or ".join(f'{{{name}, {label}=~"{pods}"}}' for label in LABELS["pod"])
+    return f"max by (__name__, {_KEPT}) ({found})"
 
 
-def samples(answers: Mapping[tuple[str, float], bytes]) -> list[GpuSample]:
+def samples(raw: bytes) -> list[GpuSample]:
     """One for each pod that any series knows; of several series for one field the best counts.
 
     Raises:
-        Unavailable: an answer is none of Prometheus' query API.
+        Unavailable: The answer is none of Prometheus' query API.
     """
-    by_series = {series: _by_pod(raw, series[1]) for series, raw in answers.items()}
-    pods = dict.fromkeys(pod for found in by_series.values() for pod in found)
-    return [GpuSample(path, uid, _use((path, uid), by_series)) for path, uid in pods]
+    by_pod: dict[_Pod, dict[str, list[float]]] = {}
+    for metric, value in samples_in(raw):
+        pod, series = _pod(metric), metric.get("__name__")
+        if pod is not None and series in _FACTORS:
+            by_pod.setdefault(pod, {}).setdefault(series, []).append(value * _FACTORS[series])
+    return [GpuSample(path, uid, _use(found)) for (path, uid), found in by_pod.items()]
 
 
 _Pod = tuple[str, str | None]
 
 
-def _use(pod: _Pod, by_series: Mapping[tuple[str, float], Mapping[_Pod, list[float]]]) -> GpuUse:
+def _use(found: Mapping[str, list[float]]) -> GpuUse:
+    """Of the values of a pod's GPUs by series."""
     busy, memory = (
-        next((found for each in SERIES[field] if (found := by_series.get(each, {}).get(pod))), None)
-        for field in ("busy", "memory_bytes")
+        next((found[name] for name, _ in SERIES[field] if name in found), None) for field in ("busy", "memory_bytes")
     )
     return GpuUse(
         busy=None if busy is None else min(sum(busy) / len(busy), 1.0),
         memory_bytes=None if memory is None else sum(memory),
     )
-
-
-def _by_pod(raw: bytes, factor: float) -> dict[_Pod, list[float]]:
-    """The values of a pod's GPUs."""
-    values: dict[_Pod, list[float]] = {}
-    for metric, value in samples_in(raw):
-        pod = _pod(metric)
-        if pod is not None:
-            values.setdefault(pod, []).append(value * factor)
-    return values
 
 
 def _pod(metric: Mapping[str, Any]) -> _Pod | None:

@@ -114,24 +114,31 @@ class RolloutLoop:
         self.woken.set()
 
     async def run(self) -> None:
-        """Looks until the rollout is gone. The only place where every exception is caught."""
-        while self.key in self.parts.index.rollouts:
-            self.turned_at = self.parts.clock.monotonic()
-            self.woken.clear()
-            self.parts.reaction.begins()
-            try:
-                pause = await self.look()
-                self._failures = 0
-                self.parts.reaction.ends()
-            except RetryAfter as error:
-                pause = self._back_off(error, at_least=error.seconds)
-            except OperatorError as error:
-                pause = self._back_off(error)
-            except Exception as error:
-                log.exception("bug in the loop", extra={"rollout": str(self.key)})
-                pause = self._back_off(error)
-                await self._tell_bug(error)
-            await self._wait(pause)
+        """Looks until the rollout is gone."""
+        try:
+            while self.key in self.parts.index.rollouts:
+                await self._turn()
+        finally:
+            self.parts.sources.close()
+
+    async def _turn(self) -> None:
+        """A look and the wait after it. The only place where every exception is caught."""
+        self.turned_at = self.parts.clock.monotonic()
+        self.woken.clear()
+        self.parts.reaction.begins()
+        try:
+            pause = await self.look()
+            self._failures = 0
+            self.parts.reaction.ends()
+        except RetryAfter as error:
+            pause = self._back_off(error, at_least=error.seconds)
+        except OperatorError as error:
+            pause = self._back_off(error)
+        except Exception as error:
+            log.exception("bug in the loop", extra={"rollout": str(self.key)})
+            pause = self._back_off(error)
+            await self._tell_bug(error)
+        await self._wait(pause)
 
     async def _wait(self, seconds: float) -> None:
         """Until something happens, or for this long; a burst of events makes one look."""

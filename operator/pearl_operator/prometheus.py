@@ -95,8 +95,8 @@ class PrometheusClient:
 
     async def gpus(self, rollout: RolloutKey, spec: PrometheusSpec) -> list[dcgm.GpuSample]:
         """What DCGM's exporter tells; empty where nobody scrapes one."""
-        asked = dcgm.expressions(_names_of_pods(rollout))
-        return dcgm.samples(dict(zip(asked, await self._ask(spec, asked.values()), strict=True)))
+        (answer,) = await self._ask(spec, [dcgm.expression(_names_of_pods(rollout))])
+        return dcgm.samples(answer)
 
     async def _ask(self, spec: PrometheusSpec, asked: Iterable[str]) -> list[bytes]:
         how: dict[str, Any] = {

@@ -15,6 +15,7 @@ from pearl_api.names import COMPONENT_WORKER, Activity, Zone
 from pearl_operator.coverage import Agreement, Coverage, ScrapeTimes, quorum_age
 from pearl_operator.dcgm import of_pods
 from pearl_operator.errors import OperatorError
+from pearl_operator.gpu_use import GpuUseReader
 from pearl_operator.ports import EngineSamples
 
 if TYPE_CHECKING:
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
     from pearl_api.rollout import PrometheusSpec
     from pearl_api.wire.gateway import GatewayStats
     from pearl_api.wire.worker import WorkerState
-    from pearl_operator.dcgm import GpuSample, GpuUse
+    from pearl_operator.dcgm import GpuUse
     from pearl_operator.facts import LoanFact, PodFact
     from pearl_operator.ports import Agents, Clock, Gateway, Prometheus, RolloutKey
 
 _PROMETHEUS_EVERY_SECONDS: Final = 5.0
-_GPUS_EVERY_SECONDS: Final = 15.0
 _MAX_SCRAPES: Final = 64
 """Agents asked in one look; the others wait for the next."""
 _MOVING: Final = (LoanPhase.GRANTED, LoanPhase.WAKING, LoanPhase.DRAINING, LoanPhase.ASLEEP)
@@ -89,23 +89,28 @@ class Sources:
     _engines: EngineSamples | None = None
     _prometheus_error: str | None = None
     _prometheus_asked_at: float | None = None
-    _gpus: list[GpuSample] = field(default_factory=list)
-    _gpus_asked_at: float | None = None
+    _gpu_use: GpuUseReader = field(init=False)
     _scrapes: ScrapeTimes = field(default_factory=ScrapeTimes)
     _agreement: Agreement = field(default_factory=Agreement)
     _told: dict[str, _Told] = field(default_factory=dict)
     """By pod UID."""
 
+    def __post_init__(self) -> None:
+        self._gpu_use = GpuUseReader(self.rollout, self.prometheus, self.clock)
+
+    def close(self) -> None:
+        """Nobody looks any more."""
+        self._gpu_use.close()
+
     async def read(
         self, pods: Iterable[PodFact], loans: Iterable[LoanFact], prometheus: PrometheusSpec | None
     ) -> Samples:
-        """Asks all sources at once."""
+        """Asks all sources at once; waits for all but DCGM's series."""
         pods = tuple(pods)
-        agents, *_ = await asyncio.gather(
+        agents, _, _ = await asyncio.gather(
             self._read_agents(pods, loans),
             self._read_gateway(),
             self._read_prometheus(prometheus),
-            self._read_gpus(prometheus),
         )
         engines = self._engines_of(pods)
         ages = self._ages(pods, engines)
@@ -121,7 +126,7 @@ class Sources:
             disagreement=self._agreement.problem,
             prometheus_error=self._prometheus_error,
             agents=agents,
-            gpus=of_pods(self._gpus, {pod.address.path: pod.address.uid for pod in pods}),
+            gpus=of_pods(self._gpu_use.newest(prometheus), {pod.address.path: pod.address.uid for pod in pods}),
         )
 
     async def in_flight(self, uid: str) -> int | None:
@@ -186,18 +191,6 @@ class Sources:
         else:
             self._prometheus_error = None
             self._scrapes.note(self._engines.sampled_at)
-
-    async def _read_gpus(self, spec: PrometheusSpec | None) -> None:
-        """No decision waits for these: what cannot be read is unknown, and nobody is told."""
-        now = self.clock.monotonic()
-        if spec is None:
-            self._gpus, self._gpus_asked_at = [], None
-        elif self._gpus_asked_at is None or now - self._gpus_asked_at >= _GPUS_EVERY_SECONDS:
-            self._gpus_asked_at = now
-            try:
-                self._gpus = await self.prometheus.gpus(self.rollout, spec)
-            except OperatorError:
-                self._gpus = []
 
     async def _read_agents(self, pods: Iterable[PodFact], loans: Iterable[LoanFact]) -> dict[str, WorkerState]:
         """By pod UID; missing = unknown, and the pod's own conditions decide."""

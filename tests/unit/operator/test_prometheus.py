@@ -113,6 +113,16 @@ async def test_two_series_of_one_pod_count_once() -> None:
     assert found.by_pod["rl/swe-w0-0"].running == 2.5
 
 
+async def test_gpu_use_is_one_query() -> None:
+    async with serving() as server, client() as prometheus:
+        labels = {"__name__": "dcgm_gpu_utilization", "namespace": "rl", "pod": "swe-w0-0", "gpu": "0"}
+        server.result = [{"metric": labels, "value": [1.0, "50"]}]
+        found = await prometheus.gpus(KEY, PrometheusSpec(url=server.url))
+    assert [(one.path, one.use.busy) for one in found] == [("rl/swe-w0-0", 0.5)]
+    assert len(server.asked) == 1
+    assert 'pod=~"swe-w[0-9]+-[0-9]+|.+-borrower-[0-9]+"' in server.asked[0]
+
+
 def test_engines_are_asked_by_the_names_of_older_versions_too() -> None:
     asked = expressions(EngineQueries())
     assert "vllm:kv_cache_usage_perc{$pods} or vllm:gpu_cache_usage_perc{$pods}" in asked["kv_usage"]
