@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pearl_gateway.settings import Limits
 
 
+WHOLE = "pearl.whole"
+"""In the scope of a request whose body came with its head: nothing of it is waited for."""
+
+
 class BoundedBodies:
     """ASGI middleware: refuses bodies above `max_body_bytes` (413) and those not here in `body_seconds` (408)."""
 
@@ -31,7 +35,7 @@ class BoundedBodies:
         if announced.isdigit() and int(announced[:20]) > self._limits.max_body_bytes:
             await error_response(self._too_large())(scope, receive, send)
             return
-        await self._app(scope, _Body(receive, self._limits, self._too_large()), send)
+        await self._app(scope, _Body(scope, receive, self._limits, self._too_large()), send)
 
     def _too_large(self) -> GatewayError:
         most = self._limits.max_body_bytes
@@ -42,9 +46,10 @@ class BoundedBodies:
 class _Body:
     """Receives one body; after its end the only thing to come is that the client leaves, which may take any time."""
 
-    __slots__ = ("_deadline", "_ended", "_limits", "_read", "_receive", "_too_large")
+    __slots__ = ("_deadline", "_ended", "_limits", "_read", "_receive", "_scope", "_too_large")
 
-    def __init__(self, receive: Receive, limits: Limits, too_large: GatewayError) -> None:
+    def __init__(self, scope: Scope, receive: Receive, limits: Limits, too_large: GatewayError) -> None:
+        self._scope = scope
         self._receive = receive
         self._limits = limits
         self._too_large = too_large
@@ -55,16 +60,19 @@ class _Body:
     async def __call__(self) -> Message:
         if self._ended:
             return await self._receive()
-        if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().time() + self._limits.body_seconds
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
-        except TimeoutError:
-            said = f"the body was not here within {self._limits.body_seconds:g} s (PEARL_BODY_SECONDS)"
-            raise GatewayError(HTTPStatus.REQUEST_TIMEOUT, "BodyTooSlow", said) from None
+        message = await (self._receive() if WHOLE in self._scope else self._in_time())
         self._read += len(message.get("body", b""))
         self._ended = not message.get("more_body", False)
         if self._read > self._limits.max_body_bytes:
             raise self._too_large
         return message
+
+    async def _in_time(self) -> Message:
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._limits.body_seconds
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await self._receive()
+        except TimeoutError:
+            said = f"the body was not here within {self._limits.body_seconds:g} s (PEARL_BODY_SECONDS)"
+            raise GatewayError(HTTPStatus.REQUEST_TIMEOUT, "BodyTooSlow", said) from None

@@ -16,12 +16,13 @@ import contextlib
 import socket
 from collections import Counter
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pearl_gateway.asgi import openai_error
+from pearl_gateway.bodies import WHOLE
 from pearl_gateway.errors import GatewayError, bad_request, try_later
 from pearl_gateway.jsons import dumps
 
@@ -108,11 +109,14 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= _PIPELINED:
             raise _RefusedError
         super().on_headers_complete()
+        if self.scope["method"] == "POST" and not self.expect_100_continue:
+            self.cycle.transport = cast("Transport", HeadWithBody(self.transport))
 
     def on_message_complete(self) -> None:
         """The request has ended."""
         self._in_head, self._owes = True, False
         self._unwatch()
+        cast("dict[str, Any]", self.scope)[WHOLE] = True
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -151,6 +155,37 @@ class Connection(HttpToolsProtocol):
         if error is not None and not self._answering():
             self.transport.write(_raw_answer(error))
         self.transport.close()
+
+
+class HeadWithBody:
+    """A transport for one answer: its head goes out with the first of its body, which saves the client a wake-up."""
+
+    __slots__ = ("_head", "_sent", "_transport")
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._head = b""
+        self._sent = False
+
+    def write(self, data: bytes) -> None:
+        """The first is the head."""
+        if self._sent:
+            self._transport.write(data)
+        elif self._head:
+            self._sent = True
+            self._transport.write(self._head + data)
+        else:
+            self._head = data
+
+    def close(self) -> None:
+        """Close it after what was written."""
+        if not self._sent:
+            self._transport.write(self._head)
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """It is closed, or will be."""
+        return self._transport.is_closing()
 
 
 def connection_class(limits: Limits) -> type[Connection]:

@@ -195,17 +195,25 @@ class Fleet:
     def candidates(self) -> list[Candidate]:
         """Every worker that may get a turn now, with its load."""
         now = self._clock()
-        return [
-            Candidate(
-                uid=uid,
-                role=worker.facts.role,
-                load=self._load(worker, now),
-                prefill_tokens=worker.prefill_tokens + self.elsewhere.load(uid).prefill_tokens,
-                version=worker.weight_version,
-            )
-            for uid, worker in self.workers.items()
-            if self.usable(worker, now)
-        ]
+        return [self._candidate(uid, one, now) for uid, one in self.workers.items() if self.usable(one, now)]
+
+    def _candidate(self, uid: str, worker: Worker, now: float) -> Candidate:
+        there = self.elsewhere.load(uid)
+        turns = worker.in_flight + there.in_flight
+        prefill_tokens = worker.prefill_tokens + there.prefill_tokens
+        load = turns + prefill_tokens / _PREFILL_TOKENS_PER_REQUEST
+        if worker.back_since is not None:
+            share = (now - worker.back_since) / _SLOW_START_SECONDS
+            load = load if share >= 1 else (load + 1) * (1 + _SLOW_START_FACTOR * (1 - share))
+        return Candidate(
+            uid=uid,
+            role=worker.facts.role,
+            load=load,
+            prefill_tokens=prefill_tokens,
+            version=worker.weight_version,
+            taken=turns + worker.reserved,
+            queued_tokens=prefill_tokens + worker.reserved_tokens,
+        )
 
     def usable(self, worker: Worker, now: float) -> bool:
         """Active, ready, addressed, not ejected, and its gate is not known to be closed."""
@@ -271,14 +279,6 @@ class Fleet:
         """Newest version that any agent read from the manifest."""
         known = [worker.wanted_version for worker in self.workers.values() if worker.wanted_version is not None]
         return max(known, default=None)
-
-    def _load(self, worker: Worker, now: float) -> float:
-        prefill_tokens = worker.prefill_tokens + self.elsewhere.load(worker.facts.uid).prefill_tokens
-        load = self.in_flight(worker) + prefill_tokens / _PREFILL_TOKENS_PER_REQUEST
-        if worker.back_since is None:
-            return load
-        share = (now - worker.back_since) / _SLOW_START_SECONDS
-        return load if share >= 1 else (load + 1) * (1 + _SLOW_START_FACTOR * (1 - share))
 
     @staticmethod
     def _lose(worker: Worker) -> None:

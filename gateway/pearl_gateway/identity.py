@@ -19,7 +19,7 @@ from pearl_api.wire.gateway import (
 from pearl_gateway.errors import bad_request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
 _FIELDS = {
     HEADER_TRAJECTORY: "trajectory",
@@ -50,8 +50,15 @@ class Identity:
     step: int | None = None
 
 
-def read_identity(headers: Mapping[str, str], body: dict[str, Any]) -> Identity:
+_LOWER = {header.lower().encode(): field for header, field in _FIELDS.items()}
+
+
+def read_identity(headers: Iterable[tuple[bytes, bytes]], body: dict[str, Any]) -> Identity:
     """Identity of a request; a header wins over the same field of `body["pearl"]`, which is taken out.
+
+    Args:
+        headers: As ASGI has them, names in lower case; of several with one name the first counts.
+        body: The request's JSON object.
 
     Raises:
         GatewayError: a value cannot be meant; the message names it.
@@ -59,8 +66,13 @@ def read_identity(headers: Mapping[str, str], body: dict[str, Any]) -> Identity:
     fields = body.pop("pearl", None) or {}
     if not isinstance(fields, dict):
         raise bad_request('field `pearl` must be an object, for example {"trajectory": "t1", "turn": 0}')
+    said: dict[str, str] = {}
+    for name, value in headers:
+        field = _LOWER.get(name)
+        if field is not None:
+            said.setdefault(field, value.decode("latin-1"))
     values: dict[str, Any] = {
-        field: _checked(header, field, headers.get(header) or fields.get(field)) for header, field in _FIELDS.items()
+        field: _checked(header, field, said.get(field) or fields.get(field)) for header, field in _FIELDS.items()
     }
     traffic = values["class"] or "train"
     if traffic not in _TRAFFIC:

@@ -47,7 +47,7 @@ class Inference:
     async def generate(self, request: Request) -> Response:
         """Token ids in, token ids out."""
         body = await json_body(request)
-        identity = read_identity(request.headers, body)
+        identity = read_identity(request.scope["headers"], body)
         self.check_model(body)
         check_stream(body)
         sampling = check_sampling(body.get("sampling_params"))
@@ -104,7 +104,7 @@ class Inference:
 
     async def _openai_body(self, request: Request) -> tuple[dict[str, Any], Identity]:
         body = await json_body(request)
-        identity = read_identity(request.headers, body)
+        identity = read_identity(request.scope["headers"], body)
         self.check_model(body)
         check_stream(body)
         check_options(body)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from pearl_gateway.fleet import Fleet, Worker
     from pearl_gateway.groups import Groups
+    from pearl_gateway.router import Candidate
     from pearl_gateway.tally import Tally
     from pearl_gateway.trajectory import Trajectory
     from pearl_gateway.turn_state import Turn
@@ -151,22 +152,17 @@ class Places:
         """A prefill worker has room again."""
         self._waiting.dispatch()
 
-    def _full(self, worker: Worker) -> bool:
+    def _full(self, one: Candidate) -> bool:
         # Whoever only prefills is as busy as the prompts that it has; anybody else has room for so many turns.
-        elsewhere = self._fleet.elsewhere.load(worker.facts.uid).prefill_tokens
-        queued = worker.prefill_tokens + worker.reserved_tokens + elsewhere
-        if worker.facts.role is Role.PREFILL and queued:
-            return queued >= self._prefill_queue_tokens
-        return self._fleet.in_flight(worker) + worker.reserved >= self._worker_turns
+        if one.role is Role.PREFILL and one.queued_tokens:
+            return one.queued_tokens >= self._prefill_queue_tokens
+        return one.taken >= self._worker_turns
 
     def _choose(self, ask: Ask) -> Route | None:
         candidates = self._fleet.candidates()
-        full = {uid for uid, one in self._fleet.workers.items() if self._full(one)}
-        if not full:
-            return choose(candidates, ask)
-        free = [one for one in candidates if one.uid not in full]
+        free = [one for one in candidates if not self._full(one)]
         route = choose(free, ask)
-        if route is not None and route.kind is RouteKind.DEGRADED:
+        if len(free) < len(candidates) and route is not None and route.kind is RouteKind.DEGRADED:
             whole = choose(candidates, ask)
             return route if whole is not None and whole.kind is RouteKind.DEGRADED else None
         return route

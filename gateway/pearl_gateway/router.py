@@ -45,6 +45,10 @@ class Candidate:
     load: float
     prefill_tokens: int = 0
     version: int | None = None
+    taken: int = 0
+    """Turns on it, with those that have a place and have not begun."""
+    queued_tokens: int = 0
+    """The same of prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)

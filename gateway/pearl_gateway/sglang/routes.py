@@ -100,7 +100,7 @@ class _Sglang:
         session = request.headers.get(SESSION)
         if session:
             body["pearl"] = {"trajectory": session, **(body.get("pearl") or {})}
-        identity = read_identity(request.headers, body)
+        identity = read_identity(request.scope["headers"], body)
         self._inference.check_model(body)
         rendered = await read_generate(body, self._gateway.text)
         with self._running.under(str(body.get("rid") or identity.trajectory or self._gateway.new_id())) as stop:

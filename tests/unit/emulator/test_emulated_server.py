@@ -176,3 +176,15 @@ async def test_nobody_is_left_half_accepted_by_a_server_that_closes(ticks: int) 
         server.close()
         await asyncio.sleep(0.01)
     gc.collect()  # what is unclosed fails the test here
+
+
+async def test_events_of_a_stream_do_not_wait_for_the_acknowledgement_of_the_one_before() -> None:
+    async with EmulatedEngine(EngineConfig()) as engine:
+        assert engine._server is not None
+        (server,) = engine._server.servers
+        (listener,) = server.sockets
+        with socket.create_connection(listener.getsockname()):
+            while not engine._server.server_state.connections:  # noqa: ASYNC110 - uvicorn tells nobody
+                await asyncio.sleep(0)
+            (served,) = engine._server.server_state.connections
+            assert served.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

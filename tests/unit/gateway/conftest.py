@@ -19,7 +19,7 @@ from aiohttp import web
 
 from pearl_api.names import Activity, Role
 from pearl_gateway.app import create_app
-from pearl_gateway.connections import server_config
+from pearl_gateway.connections import listener, server_config
 from pearl_gateway.fleet import WorkerFacts
 from pearl_gateway.gateway import Gateway
 from pearl_gateway.settings import Limits, Settings, Tokens
@@ -384,7 +384,7 @@ class Bench:
             port = probe.getsockname()[1]
         config = server_config(create_app(self.gateway), self.gateway.settings.limits, host="127.0.0.1", port=port)
         self.server = server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve())
+        task = asyncio.create_task(server.serve([listener(config, self.gateway.settings.limits.client_stall_seconds)]))
         await self.until(lambda: server.started)
         try:
             yield f"http://127.0.0.1:{port}"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+import socket
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+
+from pearl_gateway.connections import HeadWithBody
 
 if TYPE_CHECKING:
     from conftest import Bench
@@ -89,3 +92,50 @@ async def test_rubbish_and_half_requests_hold_nobody_up(bench: Bench) -> None:
             writer.transport.abort()
         await bench.until(lambda: nothing_left(bench))
     assert bench.gateway.tally.lost_turns == 0
+
+
+class Wire:
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_head_of_an_answer_goes_out_with_its_body() -> None:
+    wire = Wire()
+    answer = HeadWithBody(cast("Any", wire))
+    for part in (b"head ", b"one", b"two"):
+        answer.write(part)
+    assert wire.sent == [b"head one", b"two"]
+    refusal = HeadWithBody(cast("Any", wire))
+    refusal.write(b"no body")
+    refusal.close()
+    assert (wire.sent[-1], wire.closed) == (b"no body", True)
+
+
+async def test_a_client_that_asks_whether_to_send_its_body_is_told(bench: Bench) -> None:
+    await bench.engine()
+    body = json.dumps(PATHS["/inference/v1/generate"]).encode()
+    head, _, _ = raw("/inference/v1/generate", body).partition(b"\r\n\r\n")
+    async with bench.served() as url:
+        reader, writer = await connect(url, head + b"\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n")
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
+
+
+async def test_answers_go_out_at_once(bench: Bench) -> None:
+    """Else what follows the first event waits 40 ms for the client's acknowledgement of it."""
+    await bench.engine()
+    async with bench.served() as url:
+        _, writer = await connect(url, b"")
+        await bench.until(lambda: bool(bench.server.server_state.connections))
+        (served,) = bench.server.server_state.connections
+        assert served.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
