@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import orjson
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
@@ -192,7 +192,7 @@ def _selector(wanted: Mapping[str, str]) -> str:
 def _parse(raw: bytes) -> Object:
     """The JSON object of an answer; a proxy's HTML or text becomes a message."""
     try:
-        parsed = json.loads(raw)
+        parsed = orjson.loads(raw)
     except ValueError:
         parsed = None
     return parsed if isinstance(parsed, dict) else {"message": raw[:200].decode(errors="replace")}
