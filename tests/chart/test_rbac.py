@@ -12,8 +12,7 @@ import pytest
 
 import pearl_operator
 from pearl_dev.rbac.matrix import TRAINERS, Right, Where, resource_name, rights
-from pearl_dev.rbac.needs import CRDS, GATEWAY, NEEDS, NEVER
-from pearl_dev.rbac.reference import page
+from pearl_dev.rbac.needs import CRDS, GATEWAY, NEEDS, NEVER, TAKES_AWAY
 from pearl_operator import kinds
 from pearl_operator.settings import from_env
 
@@ -41,14 +40,18 @@ def rules(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield from item["rules"]
 
 
-def test_the_page_is_up_to_date(render: Render, request: pytest.FixtureRequest) -> None:
-    path: Path = request.config.rootpath / "docs/reference/rbac.md"
-    assert path.read_text() == page(render), "run `python -m pearl_dev.rbac --write` and commit it"
-
-
 def test_every_right_is_needed_by_code_and_every_need_is_a_right(render: Render) -> None:
     needed = {right for need in NEEDS for right in need.rights()}
     assert rights(render(trainerNamespaces=[TRAINERS])) == needed
+
+
+@pytest.mark.parametrize("value", TAKES_AWAY)
+def test_the_values_that_take_rights_away_take_these_and_no_other(render: Render, value: str) -> None:
+    section, name = value.split(".")
+    everything = rights(render(trainerNamespaces=[TRAINERS]))
+    left = rights(render(trainerNamespaces=[TRAINERS], **{section: {name: False}}))
+    assert everything - left == {right for right in everything if TAKES_AWAY[value](right)}
+    assert everything > left
 
 
 def test_the_code_that_is_said_to_need_a_right_speaks_of_its_resource() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pearl_dev.rbac.matrix import Right, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 OPERATOR: Final = "pearl-operator"
 GATEWAY: Final = "pearl-gateway"
@@ -138,6 +138,14 @@ NEEDS: Final = (
     ),
     *_needs(GATEWAY, Where.TRAINERS, ("pods", "list watch", "cluster", "borrowers to route to")),
 )
+
+
+TAKES_AWAY: Final[dict[str, Callable[[Right], bool]]] = {
+    "rbac.clusterScoped": lambda right: right.where is Where.CLUSTER,
+    "sharedClaims.enabled": lambda right: right.resource.startswith(("resourceclaims.", "deviceclasses.")),
+    "crds.upgrade": lambda right: right.account == CRDS,
+}
+"""Values of the chart that take rights away where they are false, and which."""
 
 
 def _never(account: str, where: Where, resource: str, verbs: str) -> Iterator[Right]:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pearl_api.reference import table
-from pearl_dev.rbac.matrix import TRAINERS, Right, Where, rights
-from pearl_dev.rbac.needs import CRDS, GATEWAY, NEEDS, NEVER, OPERATOR
+from pearl_dev.rbac.matrix import Right, Where
+from pearl_dev.rbac.needs import CRDS, GATEWAY, NEEDS, NEVER, OPERATOR, TAKES_AWAY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    Render = Callable[..., list[dict[str, Any]]]
-
-_GENERATED: Final = (
-    "<!-- Generated from the chart and pearl_dev.rbac by `make docs`; change those, not this file. -->\n\n# RBAC"
-)
-_INTRO: Final = """Every right of every ServiceAccount that the chart makes, read from the chart as helm renders it, and
-the code that needs it. Where the last column names a value, the right goes with it. `rbac.clusterScoped: false` leaves
-Roles in the release namespace and in `trainerNamespaces`, and no other namespace is ever watched.
+_GENERATED: Final = "<!-- Generated from pearl_dev.rbac by `make docs`; change that, not this file. -->\n\n# RBAC"
+_INTRO: Final = """Every right of every ServiceAccount that the chart makes, and the code that needs it; tests compare
+both with the chart as helm renders it. Where the last column names a value, the right goes with it.
+`rbac.clusterScoped: false` leaves Roles in the release namespace and in `trainerNamespaces`, and no other namespace is
+ever watched.
 
 No rule has a wildcard. Of Secrets only the one with the release's key may be read. The others are written: `patch` is
 server-side apply, whose answer holds the object, so whoever has the operator's token can read a Secret whose name they
@@ -34,22 +31,16 @@ _NONE: Final = """## Workers and trainers
 They have no right at all. Worker pods, borrowers too, mount no ServiceAccount token
 (`automountServiceAccountToken: false`). A trainer pod mounts a token of the audience `pearl`, which the API server does
 not take; the operator has it reviewed to learn which pod calls."""
-_OFF: Final = {
-    "`rbac.clusterScoped: false`": {"rbac": {"clusterScoped": False}},
-    "`sharedClaims.enabled: false`": {"sharedClaims": {"enabled": False}},
-    "`crds.upgrade: false`": {"crds": {"upgrade": False}},
-}
 _ORDER: Final = ("get", "list", "watch", "create", "patch", "delete")
 
 
-def page(render: Render) -> str:
-    """Markdown, one table for each ServiceAccount; `render` gives the chart's objects for some values."""
-    granted = rights(render(trainerNamespaces=[TRAINERS]))
-    without = {name: rights(render(trainerNamespaces=[TRAINERS], **values)) for name, values in _OFF.items()}
+def page() -> str:
+    """Markdown, one table for each ServiceAccount."""
+    needed = {right for need in NEEDS for right in need.rights()}
     parts = [_GENERATED, _INTRO]
     for account, whose in _ACCOUNTS.items():
         header = ("where", "resource", "verbs", "needed by", "goes with")
-        rows = _rows([each for each in granted if each.account == account], without)
+        rows = _rows([each for each in needed if each.account == account])
         parts += [f"## {account}", whose, table(header, rows)]
     parts += [_NONE, "## Denied", _DENIED, table(("who", "where", "resource", "verbs"), _denied())]
     return "\n\n".join(parts) + "\n"
@@ -60,12 +51,12 @@ _DENIED: Final = (
 )
 
 
-def _rows(granted: list[Right], without: dict[str, set[Right]]) -> Iterator[tuple[str, ...]]:
+def _rows(needed: list[Right]) -> Iterator[tuple[str, ...]]:
     places = list(Where)
-    granted.sort(key=lambda each: (places.index(each.where), each.resource, each.names, _ORDER.index(each.verb)))
-    for (where, resource, names), each in groupby(granted, key=lambda each: (each.where, each.resource, each.names)):
+    needed.sort(key=lambda each: (places.index(each.where), each.resource, each.names, _ORDER.index(each.verb)))
+    for (where, resource, names), each in groupby(needed, key=lambda each: (each.where, each.resource, each.names)):
         row = list(each)
-        goes = ", ".join(name for name, left in without.items() if not left & set(row))
+        goes = ", ".join(f"`{value}: false`" for value, takes in TAKES_AWAY.items() if all(map(takes, row)))
         only = "".join(f", only `{name}`" for name in names)
         verbs = ", ".join(right.verb for right in row)
         yield str(where), f"`{resource}`{only}", verbs, _needed_by(row), goes
