@@ -107,6 +107,40 @@ def test_more_signs_come_from_the_chart() -> None:
     assert len(signs_with(more)) == len(SIGNS) + 1
 
 
+SIGNS_OF_EACH_KIND = [
+    {"taint": "t", "seconds": 1},
+    {"condition": "c", "seconds": 2},
+    {"label": "l", "seconds": 3},
+    {"annotation": "a"},
+]
+
+
+@pytest.mark.parametrize(
+    ("shown", "seconds"),
+    [
+        ({"taints": [{"key": "t"}]}, 1),
+        ({"conditions": [{"type": "c", "status": "True"}]}, 2),
+        ({"labels": {"l": ""}}, 3),
+        ({"annotations": {"a": at(NOW + 4)}}, 4),
+    ],
+    ids=str,
+)
+def test_a_sign_is_found_among_much_else_and_only_where_it_belongs(shown: dict[str, Any], seconds: float) -> None:
+    more = json.dumps(SIGNS_OF_EACH_KIND)
+    names_of_others = [f"example.com/{number}" for number in range(100)]
+    elsewhere = {
+        "taints": [{"key": key} for key in (*names_of_others, "c", "l", "a")],
+        "conditions": [{"type": key, "status": "True"} for key in (*names_of_others, "t", "l", "a")],
+        "labels": dict.fromkeys((*names_of_others, "t", "c", "a"), ""),
+        "annotations": dict.fromkeys((*names_of_others, "t", "c", "l"), at(NOW)),
+    }
+    assert left(node(**elsewhere), more) is None
+    ((kind, parts),) = shown.items()
+    both = {**elsewhere[kind], **parts} if isinstance(parts, dict) else [*elsewhere[kind], *parts]
+    assert left(node(**{**elsewhere, kind: both}), more) == seconds
+    assert left(node(**shown), more) == seconds
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
