@@ -143,11 +143,12 @@ def _given_back(pod: PodFact, agent: AgentState | None) -> bool:
 
 def _made_for(spec: PearlRolloutSpec) -> _Made:
     """Sizes of worker by the shapes that pods of the present template have."""
-    lent = (spec.engine.tensor_parallel,)
+    sizes = worker_sizes(spec.engine)
+    own = {sizes.gpus_of(role) for role in Role}
     return {
         (zone, shape_hash(spec, names.Zone(zone.value), gpus)): gpus
         for zone in Zone
-        for gpus in (lent if zone is Zone.BORROWED else worker_sizes(spec.engine))
+        for gpus in ({sizes.gpus_per_worker} if zone is Zone.BORROWED else own)
     }
 
 

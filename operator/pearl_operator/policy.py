@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from pearl_api.names import Role
 from pearl_api.rollout import ModePolicy
 from pearl_operator.coverage import SCRAPES
-from pearl_operator.stage_sizes import gpus_of, worker_sizes
+from pearl_operator.stage_sizes import worker_sizes
 from pearl_planner.engine.tables import TableError, find_table, load_table
-from pearl_planner.types import Budget, IdleAction, Mode, Policy
+from pearl_planner.types import Budget, IdleAction, Mode, Policy, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,11 +51,11 @@ def engine_choice(spec: PearlRolloutSpec, products: Iterable[str] = ()) -> Engin
         products: GPU product names as node labels have them, for example `NVIDIA-H100-80GB-HBM3`.
     """
     whole = _choice(spec, products)
-    engine = spec.engine
-    if len(worker_sizes(engine)) == 1:
+    sizes = worker_sizes(spec.engine)
+    if not sizes.staged:
         return whole
     prefill, decode = (
-        _of_size(whole.table, engine.tensor_parallel, gpus_of(engine, role)) for role in (Role.PREFILL, Role.DECODE)
+        _of_size(whole.table, sizes.gpus_per_worker, sizes.gpus_of(role)) for role in (Role.PREFILL, Role.DECODE)
     )
     return replace(whole, split_table=replace(decode, prefill_worker=prefill))
 
@@ -151,13 +150,13 @@ def policy_of(
 
 def budget_of(spec: PearlRolloutSpec, *, loans_enabled: bool) -> Budget:
     """GPUs by zone; free elastic GPUs are unknown, because only their own namespaces' pods are visible."""
-    capacity = spec.capacity
+    capacity, sizes = spec.capacity, worker_sizes(spec.engine)
     return Budget(
-        gpus_per_worker=spec.engine.tensor_parallel,
+        gpus_per_worker=sizes.gpus_per_worker,
         reserved_gpus=capacity.reserved.gpus,
         elastic_min_gpus=capacity.elastic.min_gpus,
         elastic_max_gpus=capacity.elastic.max_gpus,
         borrowed_max_gpus=capacity.borrowed.max_gpus if loans_enabled else 0,
-        prefill_gpus=gpus_of(spec.engine, Role.PREFILL),
-        decode_gpus=gpus_of(spec.engine, Role.DECODE),
+        prefill_gpus=sizes.prefill_gpus,
+        decode_gpus=sizes.decode_gpus,
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from pearl_api import names
 from pearl_api.names import Zone
 from pearl_operator import kinds
 from pearl_operator.errors import Refused
 from pearl_operator.resources.worker import shape_hash, worker_pod
-from pearl_operator.stage_sizes import gpus_of
+from pearl_operator.stage_sizes import worker_sizes
 from pearl_planner.types import Role, Slot
 from pearl_planner.types import Zone as PlannerZone
 
@@ -48,7 +47,7 @@ class Preflight:
 
     async def _check_pod(self, rollout: RolloutFact, spec: PearlRolloutSpec, zone: Zone, role: Role) -> str | None:
         """Once for each size of worker."""
-        gpus = gpus_of(spec.engine, names.Role(role))
+        gpus = worker_sizes(spec.engine).gpus_of(role)
         shape, now = shape_hash(spec, zone, gpus), self.clock.monotonic()
         if shape in self._accepted:
             return None

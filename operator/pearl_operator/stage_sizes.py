@@ -1,23 +1,20 @@
-"""GPUs of one worker, by its role: `spec.engine.parallelism`, and `tensorParallel` for colocated and lent workers."""
+"""Sizes of workers by the spec: `spec.engine.parallelism`, and `tensorParallel` for colocated and lent ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pearl_api.names import Role
+from pearl_planner.types import WorkerSizes
 
 if TYPE_CHECKING:
     from pearl_api.rollout import EngineSpec
 
 
-def gpus_of(engine: EngineSpec, role: Role) -> int:
-    """Of a worker that is made for this role."""
+def worker_sizes(engine: EngineSpec) -> WorkerSizes:
+    """For the planner, which knows the rule."""
     stages = engine.parallelism
-    if stages is None or role is Role.COLOCATED:
-        return engine.tensor_parallel
-    return stages.prefill if role is Role.PREFILL else stages.decode
-
-
-def worker_sizes(engine: EngineSpec) -> tuple[int, ...]:
-    """Every size that a worker may have."""
-    return tuple(sorted({gpus_of(engine, role) for role in Role}))
+    return WorkerSizes(
+        engine.tensor_parallel,
+        prefill_gpus=None if stages is None else stages.prefill,
+        decode_gpus=None if stages is None else stages.decode,
+    )

@@ -247,19 +247,14 @@ class Trainer:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """GPUs that may be used, by zone."""
+class WorkerSizes:
+    """GPUs of one worker, by its role."""
 
     gpus_per_worker: int
-    reserved_gpus: int
-    elastic_min_gpus: int
-    elastic_max_gpus: int
-    borrowed_max_gpus: int
-    elastic_free_gpus: int | None = None
-    """Free elastic GPUs in the cluster now; None = unknown."""
-    prefill_gpus: int | None = None
-    """Of a prefill worker; None = `gpus_per_worker`, as a colocated and a borrowed worker has."""
-    decode_gpus: int | None = None
+    """Of a colocated and of a borrowed worker."""
+    prefill_gpus: int | None = field(default=None, kw_only=True)
+    """None = `gpus_per_worker`."""
+    decode_gpus: int | None = field(default=None, kw_only=True)
 
     def gpus_of(self, role: Role) -> int:
         """GPUs of a worker that is made for this role."""
@@ -274,6 +269,18 @@ class Budget:
         """Whether workers of different roles are of different sizes, so that not every one can take every role."""
         one = self.gpus_per_worker
         return (self.prefill_gpus or one) != one or (self.decode_gpus or one) != one
+
+
+@dataclass(frozen=True, slots=True)
+class Budget(WorkerSizes):
+    """GPUs that may be used, by zone."""
+
+    reserved_gpus: int
+    elastic_min_gpus: int
+    elastic_max_gpus: int
+    borrowed_max_gpus: int
+    elastic_free_gpus: int | None = None
+    """Free elastic GPUs in the cluster now; None = unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from pearl_api import names
-from pearl_api.names import Activity, Role, Zone
+from pearl_api.names import Activity, Zone
 from pearl_api.rollout import WeightsSpec
 from pearl_operator.resources import common
 from pearl_operator.resources.merge import merge
-from pearl_operator.stage_sizes import gpus_of
+from pearl_operator.stage_sizes import worker_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,7 @@ def shape_hash(spec: PearlRolloutSpec, zone: Zone, gpus: int) -> str:
 def worker_pod(rollout: RolloutFact, spec: PearlRolloutSpec, slot: Slot, *, role_epoch: int) -> Object:
     """The pod of a slot. Its name is a function of slot and incarnation, so that a repeated create is noticed."""
     zone = Zone(slot.zone)
-    gpus = gpus_of(spec.engine, Role(slot.role))
+    gpus = worker_sizes(spec.engine).gpus_of(slot.role)
     ours = common.metadata(
         rollout, names.worker_pod(rollout.key.name, slot.slot, slot.incarnation), names.COMPONENT_WORKER
     )
