@@ -1,4 +1,4 @@
-"""Two workers with real vLLM on this machine's CPU: each an agent process with its engine, as in a pod."""
+"""Workers with real vLLM on this machine's CPU: each an agent process with its engine, as in a pod."""
 
 from __future__ import annotations
 
@@ -186,17 +186,16 @@ def publish(
 
 
 @pytest.fixture(scope="session")
-def workers(
+def made(
     engine_environment: Path,
     models: dict[str, Path],
     weights: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Worker, Worker]]:
-    """A reserved and a borrowed worker, both ready."""
+) -> Callable[..., Worker]:
+    """A worker that loads the weights published for `source`, with more variables; not started."""
     root = tmp_path_factory.mktemp("workers")
-    secrets, device = root / "tokens", root / "device"
-    for folder in (secrets, device, root / "reserved", root / "borrowed"):
-        folder.mkdir()
+    secrets = root / "tokens"
+    secrets.mkdir()
     for purpose in ("agent", "engine", "loan"):
         (secrets / purpose).write_text(derive(KEY, purpose))
     common = {
@@ -210,12 +209,19 @@ def workers(
         "PEARL_SCRATCH_DIR": str(root),
     }
 
-    def source(name: str) -> dict[str, str]:
-        return {"PEARL_WEIGHTS_SOURCE": f"file://{weights[name]}"}
+    def make(name: str, source: str, **more: str) -> Worker:
+        (root / name).mkdir()
+        return Worker(name, root / name, {**common, "PEARL_WEIGHTS_SOURCE": f"file://{weights[source]}", **more})
 
-    reserved = Worker("reserved", root / "reserved", {**common, **source("reserved")})
-    loan = {"PEARL_LOAN_NAME": LOAN, "PEARL_LOAN_NAMESPACE": NAMESPACE, "PEARL_FAKE_DEVICE_DIR": str(device)}
-    borrowed = Worker("borrowed", root / "borrowed", {**common, **loan, **source("borrowed")})
+    return make
+
+
+@pytest.fixture(scope="session")
+def workers(made: Callable[..., Worker], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
+    """A reserved and a borrowed worker, both ready."""
+    device = str(tmp_path_factory.mktemp("device"))
+    loan = {"PEARL_LOAN_NAME": LOAN, "PEARL_LOAN_NAMESPACE": NAMESPACE, "PEARL_FAKE_DEVICE_DIR": device}
+    reserved, borrowed = made("reserved", "reserved"), made("borrowed", "borrowed", **loan)
     try:
         reserved.start()
         borrowed.start()

@@ -55,9 +55,10 @@ def _device_arguments(settings: Settings) -> tuple[str, ...]:
     if settings.device is Device.GPU:
         return ("--enable-sleep-mode",)
     fake = ("--worker-cls", FAKE_DEVICE_WORKER) if settings.fake_device else ()
+    executor = "uni" if settings.tensor_parallel == 1 else "mp"
     return (
         "--enforce-eager",
-        *("--distributed-executor-backend", "uni", "--dtype", "float32"),
+        *("--distributed-executor-backend", executor, "--dtype", "float32"),
         *("--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--block-size", "32"),
         *("--kv-cache-memory-bytes", str(256 << 20)),
         *fake,

@@ -60,3 +60,11 @@ def test_the_cpu_has_its_own_arguments() -> None:
     assert "--enforce-eager" in cpu.argv
     assert "--enable-sleep-mode" in gpu.argv
     assert cpu.environment["TORCHDYNAMO_DISABLE"] == "1"
+
+
+@pytest.mark.parametrize(("size", "executor"), [("1", "uni"), ("2", "mp")])
+def test_a_cpu_engine_of_several_ranks_gets_a_process_for_each(size: str, executor: str) -> None:
+    settings = from_env({**MINIMUM, "PEARL_ENGINE_DEVICE": "cpu", "PEARL_TENSOR_PARALLEL": size})
+    command = engine_command(settings, {}, "x")
+    options = dict(zip(command.argv, command.argv[1:], strict=False))
+    assert (options["--tensor-parallel-size"], options["--distributed-executor-backend"]) == (size, executor)
