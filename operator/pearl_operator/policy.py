@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pearl_api.rollout import ModePolicy
 from pearl_operator.coverage import SCRAPES
 from pearl_operator.stage_sizes import worker_sizes
-from pearl_planner.engine.tables import TableError, find_table, load_table
+from pearl_planner.engine.tables import TableError, find_table, load_table, split_table
 from pearl_planner.types import Budget, IdleAction, Mode, Policy, Role
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ _MODES: Final = {
 }
 _FALLBACK_TABLE: Final = "Qwen/Qwen3-8B"
 _GPU_PRODUCT: Final = "nvidia.com/gpu.product"
-_TENSOR_PARALLEL: Final = re.compile(r"-TP(\d+)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +50,9 @@ def engine_choice(spec: PearlRolloutSpec, products: Iterable[str] = ()) -> Engin
     """
     whole = _choice(spec, products)
     sizes = worker_sizes(spec.engine)
-    if not sizes.staged:
-        return whole
-    prefill, decode = (
-        _of_size(whole.table, sizes.gpus_per_worker, sizes.gpus_of(role)) for role in (Role.PREFILL, Role.DECODE)
-    )
-    return replace(whole, split_table=replace(decode, prefill_worker=prefill))
-
-
-def _of_size(table: EngineTable, gpus: int, wanted: int) -> EngineTable:
-    """The shipped table of another size of the same worker, else this one with its work shared among more GPUs."""
-    model, _, machine = table.name.rpartition("/")
-    found = _TENSOR_PARALLEL.search(machine)
-    own = int(found[1]) if found is not None else gpus
-    if own == wanted:
-        return table
-    shipped = find_table(model, _TENSOR_PARALLEL.sub(f"-TP{wanted}", machine)) if found is not None else None
-    return shipped or table.resized(wanted / own)
+    prefill, decode = sizes.gpus_of(Role.PREFILL), sizes.gpus_of(Role.DECODE)
+    sized = split_table(whole.table, sizes.gpus_per_worker, prefill=prefill, decode=decode)
+    return replace(whole, split_table=sized)
 
 
 def _choice(spec: PearlRolloutSpec, products: Iterable[str]) -> EngineChoice:

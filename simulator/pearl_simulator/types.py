@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from pearl_planner.types import Budget
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -122,6 +124,22 @@ class Fleet:
     elastic_max_gpus: int = 12
     borrowed_max_gpus: int = 16
     """Training GPUs that may be lent; 0 = no lending."""
+    prefill_gpus: int | None = None
+    """Of a prefill worker; None = `gpus_per_worker`, as colocated and borrowed workers have."""
+    decode_gpus: int | None = None
+
+    def budget(self, elastic_free_gpus: int | None = None) -> Budget:
+        """As the planner knows it."""
+        return Budget(
+            gpus_per_worker=self.gpus_per_worker,
+            reserved_gpus=self.reserved_gpus,
+            elastic_min_gpus=0,
+            elastic_max_gpus=self.elastic_max_gpus,
+            borrowed_max_gpus=self.borrowed_max_gpus,
+            elastic_free_gpus=elastic_free_gpus,
+            prefill_gpus=self.prefill_gpus,
+            decode_gpus=self.decode_gpus,
+        )
 
 
 class Feeding(StrEnum):

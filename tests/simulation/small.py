@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pearl_planner.choice.decide import Decision
 from pearl_planner.engine.model import EngineTable
 from pearl_planner.facts import sizes
+from pearl_planner.fleet.shapes import allowed_shapes
 from pearl_planner.prediction.predict import Forecast
 from pearl_planner.types import Prediction, Reason, Shape
 from pearl_simulator.run import run
@@ -89,11 +90,10 @@ class Always:
     local_append_tokens: int = 0
     borrow: bool = True
 
-    def decide(self, snapshot: Snapshot, policy: Policy) -> Decision:  # noqa: ARG002
+    def decide(self, snapshot: Snapshot, policy: Policy) -> Decision:
         room = sizes(snapshot)
-        present = room.with_elastic(room.elastic_high)
-        count = sum(present.values())
-        shape = self.shape if self.shape.workers == count else Shape(colocated=count)
+        present, many = room.with_elastic(room.elastic_high), room.room(room.elastic_high)
+        shape = self.shape if self.shape in allowed_shapes(many, policy) else Shape(colocated=many.colocated)
         forecast = Forecast(Prediction(shape, 1.0, None, 0.0, feasible=True), self.local_append_tokens)
         return Decision(present, shape, Reason.APPLIED, "always", (forecast.prediction,), forecast)
 

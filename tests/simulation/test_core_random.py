@@ -51,7 +51,13 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         calibration=calibration,
         training=training,
         horizon_seconds=3000.0,
-        fleet=Fleet(1, draw(st.integers(1, 2)), draw(st.integers(0, 3)), draw(st.integers(0, 2))),
+        fleet=Fleet(
+            1,
+            draw(st.integers(1, 2)),
+            draw(st.integers(0, 3)),
+            draw(st.integers(0, 2)),
+            decode_gpus=draw(st.sampled_from([None, 2])),
+        ),
         costs=Costs(start_seconds=3.0, weights_seconds=0.5, notice_seconds=draw(st.sampled_from([0.0, 4.0]))),
         router=Router(
             window=draw(st.sampled_from([None, 2, 6])),

@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 from pearl_planner.engine.model import (
     TRANSFER_BYTES_PER_SECOND,
@@ -16,6 +18,8 @@ from pearl_planner.engine.model import (
     EngineTable,
     sane_table,
 )
+
+_TENSOR_PARALLEL: Final = re.compile(r"-TP(\d+)$", re.IGNORECASE)
 
 
 class TableError(ValueError):
@@ -44,6 +48,28 @@ def find_table(model: str, hardware: str | None = None) -> EngineTable | None:
         if _same(owner_model, model) and (hardware is None or machine.lower() == hardware.lower()):
             return table
     return None
+
+
+def table_of_size(table: EngineTable, gpus: int, wanted: int) -> EngineTable:
+    """Of `wanted` GPUs instead of `gpus`: the shipped one, else the same with its work shared among more or fewer.
+
+    A table that is not as shipped (measured, perturbed) is known at its own size only.
+    """
+    model, _, machine = table.name.rpartition("/")
+    found = _TENSOR_PARALLEL.search(machine)
+    own = int(found[1]) if found is not None else gpus
+    if own == wanted:
+        return table
+    known = found is not None and find_table(model, machine) == table
+    shipped = find_table(model, _TENSOR_PARALLEL.sub(f"-TP{wanted}", machine)) if known else None
+    return shipped or table.resized(wanted / own)
+
+
+def split_table(table: EngineTable, gpus: int, *, prefill: int, decode: int) -> EngineTable | None:
+    """Of decode workers with that of prefill workers, where either has not the `gpus` of `table`; None = all have."""
+    if prefill == decode == gpus:
+        return None
+    return replace(table_of_size(table, gpus, decode), prefill_worker=table_of_size(table, gpus, prefill))
 
 
 def shipped_tables() -> dict[str, EngineTable]:

@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pearl_simulator.bounds.effort import Effort, Engine, engine_of, group_efforts, total
+from pearl_simulator.errors import InputError
 from pearl_simulator.types import CapacityChange, Feeding
 
 if TYPE_CHECKING:
@@ -59,7 +60,13 @@ class _Group:
 
 
 def bound(scenario: Scenario, seed: int) -> Bound:
-    """Upper bound of the throughput of every rule on the groups that it would meet."""
+    """Upper bound of the throughput of every rule on the groups that it would meet.
+
+    Raises:
+        InputError: workers of several sizes, of which the bound knows nothing.
+    """
+    if scenario.fleet.budget().staged:
+        raise InputError("the bound knows workers of one size: leave prefill_gpus and decode_gpus of the fleet out")
     engine = engine_of(scenario.calibration, in_flight(scenario), may_split="Disaggregated" in scenario.modes)
     size = scenario.workload.groups * scenario.workload.group_size
     most = max(MOST_TRAJECTORIES // size, 1)

@@ -1,14 +1,17 @@
 """Worker pods: GPUs, life, labels and when the gateway knows of them.
 
 Reserved and elastic pods are made and deleted by the plan. A pod whose zone has no free GPUs is pending; one that has
-them serves after `start_seconds`. Labels (role, activity) reach the gateway `flip_seconds` after they were written;
-what runs on a worker finishes there. Borrowed pods exist all the time and serve only under a loan.
+them serves after `start_seconds`, with the engine of its size. Labels (role, activity) reach the gateway
+`flip_seconds` after they were written; what runs on a worker finishes there. Borrowed pods exist all the time and serve
+only under a loan.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pearl_planner.engine.tables import table_of_size
 from pearl_planner.types import Activity, Role, WorkerState, Zone
 from pearl_simulator.cluster.clock import SimulationError
 from pearl_simulator.cluster.engine import Engine
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from pearl_simulator.cluster.engine import Hooks
     from pearl_simulator.cluster.router import Router
     from pearl_simulator.cluster.spot import SpotMarket
-    from pearl_simulator.types import Scenario
+    from pearl_simulator.types import Calibration, Scenario
 
 
 class Pod:
@@ -77,6 +80,8 @@ class Pods:
 
     def __init__(self, scenario: Scenario, clock: Clock, router: Router, hooks: Hooks, market: SpotMarket) -> None:
         self._scenario = scenario
+        self._budget = scenario.fleet.budget()
+        self._calibrations = {self._budget.gpus_per_worker: scenario.calibration}
         self._clock = clock
         self._router = router
         self._hooks = hooks
@@ -107,7 +112,7 @@ class Pods:
 
     def create(self, slot: Slot, epoch: int) -> None:
         """Make the pod of a slot."""
-        pod = Pod(slot.slot, slot.incarnation, slot.zone, slot.role, self._scenario.fleet.gpus_per_worker)
+        pod = Pod(slot.slot, slot.incarnation, slot.zone, slot.role, self._budget.gpus_of(slot.role))
         if pod.name in self.by_name:
             raise SimulationError(f"pod {pod.name} was created while it is there")
         self._created += 1  # a pod that died before any look saw it comes back under its name
@@ -124,10 +129,17 @@ class Pods:
             self.schedule()
 
     def set_role(self, action: SetRole) -> None:
-        """Write the role label."""
+        """Write the role label.
+
+        Raises:
+            SimulationError: the worker is of another size than the stage. Colocated it may become for a while.
+        """
         pod = self.by_name.get(action.pod)
         if pod is None:
             return
+        fits = pod.zone is Zone.BORROWED or pod.gpus == self._budget.gpus_of(action.role)
+        if not fits and action.role is not Role.COLOCATED:
+            raise SimulationError(f"{pod.name} with {pod.gpus} GPUs became a {action.role} worker")
         pod.role, pod.role_epoch = action.role, action.epoch
         self._clock.after(self._scenario.costs.flip_seconds, self._acknowledge, pod)
 
@@ -169,9 +181,17 @@ class Pods:
     def serve(self, pod: Pod) -> None:
         """Its engine is up, with the newest weights and nothing cached."""
         pod.state = WorkerState.READY
-        pod.engine = Engine(pod.name, self._clock, self._scenario.calibration, self._hooks, self.version)
+        pod.engine = Engine(pod.name, self._clock, self._calibration(pod.gpus), self._hooks, self.version)
         self.relist()
         self.wake()
+
+    def _calibration(self, gpus: int) -> Calibration:
+        """How fast an engine on so many GPUs is."""
+        if gpus not in self._calibrations:
+            whole = self._scenario.calibration
+            table = table_of_size(whole.table, self._budget.gpus_per_worker, gpus)
+            self._calibrations[gpus] = replace(whole, table=table)
+        return self._calibrations[gpus]
 
     def fail(self, pod: Pod) -> None:
         """The engine died; the pod stays until it is deleted."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pearl_planner.engine.tables import split_table
 from pearl_planner.types import (
     Activity,
     Batch,
-    Budget,
     Measurements,
     Mode,
     Policy,
@@ -28,7 +28,7 @@ from pearl_simulator.cluster.jobs import Stage
 from pearl_simulator.types import Feeding
 
 if TYPE_CHECKING:
-    from pearl_planner.types import Memory, Target
+    from pearl_planner.types import Budget, Memory, Target
     from pearl_simulator.cluster.engine import Engine
     from pearl_simulator.cluster.jobs import Job
     from pearl_simulator.cluster.pods import Pod
@@ -41,10 +41,13 @@ UPDATE_WEIGHT = 0.3
 
 def policy_of(scenario: Scenario) -> Policy:
     """The user's spec for this scenario; thresholds are the defaults of the spec."""
-    calibration, training = scenario.calibration, scenario.training
+    calibration, training, budget = scenario.calibration, scenario.training, scenario.fleet.budget()
+    table = calibration.planner_table or calibration.table
+    prefill, decode = budget.gpus_of(Role.PREFILL), budget.gpus_of(Role.DECODE)
     return Policy(
         generation=1,
-        table=calibration.planner_table or calibration.table,
+        table=table,
+        split_table=split_table(table, budget.gpus_per_worker, prefill=prefill, decode=decode),
         modes=tuple(Mode(mode) for mode in scenario.modes),
         objective=scenario.objective,
         window=scenario.router.window,
@@ -126,20 +129,13 @@ class View:
         )
 
     def _budget(self) -> Budget:
-        fleet, pods = self._scenario.fleet, self._world.pods
+        pods = self._world.pods
         staying = sum(
             pod.gpus
             for pod in pods.by_name.values()
             if pod.zone is Zone.ELASTIC and pod.held_since is not None and pod.gone_at is None
         )
-        return Budget(
-            gpus_per_worker=fleet.gpus_per_worker,
-            reserved_gpus=fleet.reserved_gpus,
-            elastic_min_gpus=0,
-            elastic_max_gpus=fleet.elastic_max_gpus,
-            borrowed_max_gpus=fleet.borrowed_max_gpus,
-            elastic_free_gpus=max(pods.market.placeable_gpus - staying, 0),
-        )
+        return self._scenario.fleet.budget(max(pods.market.placeable_gpus - staying, 0))
 
     def measurements(self) -> Measurements:
         """Engine series cover the time since they were last asked for."""

@@ -37,11 +37,11 @@ def serving(snapshot: Snapshot, *roles: Role) -> list[Worker]:
 
 
 def decision(snapshot: Snapshot, policy: Policy, elastic: int, shape: Shape, message: str) -> Decision:
-    """To have `elastic` elastic workers beside the fixed ones, and `shape` or what the spec allows instead of it."""
+    """To have `elastic` elastic units beside the fixed ones, and `shape` or what the spec allows instead of it."""
     room = sizes(snapshot)
-    count = room.fixed + elastic
-    if shape.workers != count or shape not in allowed_shapes(count, policy):
-        shape = initial_shape(count, policy)
+    many = room.room(elastic)
+    if shape not in allowed_shapes(many, policy):
+        shape = initial_shape(many, policy)
     return Decision(room.with_elastic(elastic), shape, Reason.APPLIED, message, (), _routing(snapshot, policy, shape))
 
 
@@ -63,9 +63,9 @@ def remote_tokens(load: Workload) -> float:
     return min(new, max(load.context_tokens, 1.0))
 
 
-def table_of(snapshot: Snapshot, policy: Policy) -> EngineTable:
+def table_of(snapshot: Snapshot, policy: Policy, mode: Mode = Mode.COLOCATED) -> EngineTable:
     """Engine constants with the correction that was measured on the live fleet."""
-    return policy.table.scaled(snapshot.memory.model_scale or 1.0)
+    return policy.table_of(mode).scaled(snapshot.memory.model_scale or 1.0)
 
 
 def trajectories(snapshot: Snapshot, policy: Policy) -> int:
@@ -86,7 +86,7 @@ def _routing(snapshot: Snapshot, policy: Policy, shape: Shape) -> Forecast | Non
     local = 0
     if shape.mode is Mode.DISAGGREGATED:
         sequences = load.trajectories if policy.window is None else min(load.trajectories, policy.window)
-        local = local_append_tokens(load, table_of(snapshot, policy), sequences=sequences / shape.decode)
+        local = local_append_tokens(load, table_of(snapshot, policy, shape.mode), sequences=sequences / shape.decode)
     return Forecast(Prediction(shape, None, None, 0.0, feasible=True), local)
 
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pearl_planner.facts import sizes
+from pearl_planner.fleet.room import unit_gpus
 from pearl_planner.fleet.shapes import split
 from pearl_planner.types import Reason, Shape
 from pearl_simulator.rules.base import decision
 
 if TYPE_CHECKING:
     from pearl_planner.choice.decide import Decision
+    from pearl_planner.fleet.room import Units
     from pearl_planner.types import Loan, Policy, Snapshot
 
 
@@ -37,13 +39,20 @@ class FixedRule:
         room = sizes(snapshot)
         elastic = room.elastic_high
         if self.gpus is not None:
-            wanted = self.gpus // snapshot.budget.gpus_per_worker - room.reserved
+            wanted = self.gpus // unit_gpus(snapshot.budget) - room.reserved
             elastic = min(max(wanted, room.elastic_low), elastic)
         if self.workers is not None:
-            elastic = min(max(self.workers - room.fixed, room.elastic_low), elastic)
-        count = room.fixed + elastic
-        shape = split(count, self.ratio) if self.ratio and count > 1 else Shape(colocated=count)
+            wanted = self._units(room.units) - room.room(0).size
+            elastic = min(max(wanted, room.elastic_low), elastic)
+        many = room.room(elastic)
+        shape = split(many, self.ratio) if self.ratio and many.splits else Shape(colocated=many.colocated)
         return decision(snapshot, policy, elastic, shape, "fixed by the rule")
+
+    def _units(self, units: Units) -> int:
+        """Of `workers`."""
+        if self.ratio is None:
+            return (self.workers or 0) * units.colocated
+        return self.ratio[0] * units.prefill + self.ratio[1] * units.decode
 
     def answer_loan(self, snapshot: Snapshot, policy: Policy, loan: Loan, count: int, added: int) -> tuple[bool, str]:
         """All or none."""
