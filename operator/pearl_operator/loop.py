@@ -55,7 +55,7 @@ _AFTER_ACTION_SECONDS: Final = 0.3
 """When the gateway has probably acknowledged."""
 _NOBODY_ASKS_SECONDS: Final = 10.0
 """Between two looks at a fleet without work; what happens to pods, nodes and loans wakes its loop anyway."""
-_CREATES_AT_ONCE: Final = 8
+_AT_ONCE: Final = 8
 _FIRST_BACK_OFF: Final = 0.5
 _LAST_BACK_OFF: Final = 30.0
 
@@ -305,21 +305,36 @@ class RolloutLoop:
         acted = False
         frozen = look.spec.policy.advisory or look.refusals.template is not None
         due = (each for each in look.plan.actions if isinstance(each, AnswerLoan) or not frozen)
-        for creates, actions in groupby(due, lambda action: isinstance(action, CreateWorker)):
-            if creates:
+        for _, alike in groupby(due, type):
+            actions = list(alike)
+            if isinstance(actions[0], CreateWorker):
                 acted |= await self._create([each for each in actions if isinstance(each, CreateWorker)], look)
                 continue
-            for action in actions:
-                acted = True
-                await self._carry_out(action, look)
+            acted = True
+            most = 1 if isinstance(actions[0], AnswerLoan) else _AT_ONCE
+            for failure in await self._at_once(actions, look, most):
+                raise failure
         return acted
 
     async def _create(self, actions: Iterable[CreateWorker], look: Look) -> bool:
-        """Several at once, because one after the other the last of many lost pods waits for all others' answers."""
         now = self.parts.clock.monotonic()
-        todo = deque(action for action in actions if self._past.remakes.may(action.slot.slot, now))
-        if not todo:
+        due = [action for action in actions if self._past.remakes.may(action.slot.slot, now)]
+        if not due:
             return False
+        failures = await self._at_once(due, look)
+        refusals = [each for each in failures if isinstance(each, Refused)]
+        self._past.capacity_refusal = str(refusals[0]) if refusals else None  # the pod itself passed the preflight
+        for failure in (*refusals, *failures):
+            raise failure
+        return True
+
+    async def _at_once(self, actions: Iterable[Action], look: Look, most: int = _AT_ONCE) -> list[BaseException]:
+        """Several at a time: one after the other, the last of many would wait for all others' answers.
+
+        They are of one kind and each of another worker, so that their order among each other means nothing.
+        Returns what failed; it keeps those that had not begun from beginning.
+        """
+        todo = deque(actions)
 
         async def some() -> None:
             while todo:
@@ -329,13 +344,8 @@ class RolloutLoop:
                     todo.clear()  # what stopped this one would stop the others
                     raise
 
-        ended = await asyncio.gather(*(some() for _ in range(min(len(todo), _CREATES_AT_ONCE))), return_exceptions=True)
-        failures = [each for each in ended if each is not None]
-        refusals = [each for each in failures if isinstance(each, Refused)]
-        self._past.capacity_refusal = str(refusals[0]) if refusals else None  # the pod itself passed the preflight
-        for failure in (*refusals, *failures):
-            raise failure
-        return True
+        ended = await asyncio.gather(*(some() for _ in range(min(len(todo), most))), return_exceptions=True)
+        return [each for each in ended if each is not None]
 
     async def _carry_out(self, action: Action, look: Look) -> None:
         await self.parts.actor.carry_out(action, look)

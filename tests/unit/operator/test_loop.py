@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -220,6 +220,32 @@ async def test_many_lost_pods_are_made_again_at_once_however_long_a_create_takes
     began = asyncio.get_running_loop().time()
     await world.until(lambda: len(world.pods) == 8)
     assert asyncio.get_running_loop().time() - began < 5
+    await world.stop()
+
+
+async def test_many_workers_change_their_role_at_once_however_long_a_label_takes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.apply(capacity={"reserved": {"gpus": 8}}, mode="Colocated")
+    await world.start()
+    await world.until(lambda: world.is_ready() and len(world.pods) == 8)
+    apply, under_way, most = FakeKube.apply, 0, 0
+
+    async def slowly(self: FakeKube, kind: Kind, body: Object, **more: Any) -> Object:
+        nonlocal under_way, most
+        if kind is kinds.POD:
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(2)
+            under_way -= 1
+        return await apply(self, kind, body, **more)
+
+    monkeypatch.setattr(FakeKube, "apply", slowly)
+    world.apply(capacity={"reserved": {"gpus": 8}}, mode="Disaggregated")
+    await world.until(
+        lambda: {each["metadata"]["labels"]["pearl.dev/role"] for each in world.pods.values()} == {"prefill", "decode"}
+    )
+    assert most > 4, "all but those that serve until the others do"
     await world.stop()
 
 
