@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from pearl_simulator.cluster.control import Control
 from pearl_simulator.cluster.world import World
+from pearl_simulator.errors import InputError
+from pearl_simulator.rules import knows_sizes
 from pearl_simulator.types import Result
 
 if TYPE_CHECKING:
@@ -26,8 +28,11 @@ def run(scenario: Scenario, rule: Rule, seed: int, *, rule_name: str) -> Result:
     """Simulate `scenario` from 0 to its horizon, or to its last batch.
 
     Raises:
+        InputError: the fleet has workers of several sizes, and the rule knows one.
         SimulationError: the scenario cannot be run (its contexts do not fit), or an invariant broke.
     """
+    if scenario.fleet.budget().staged and not knows_sizes(rule):
+        raise InputError(f"rule {rule_name} knows workers of one size: leave prefill_gpus and decode_gpus of the fleet out")
     started = perf_counter()
     world = World(scenario, seed)
     control = Control(scenario, world, rule)

@@ -149,3 +149,9 @@ def test_the_planner_replaces_workers_by_those_of_better_sizes() -> None:
     assert all(dict(span.gpus)[Zone.RESERVED] <= GPUS for span in result.shapes)
     settled = [batch.ready_seconds - batch.opened_seconds for batch in result.batches[-3:]]
     assert fmean(settled) == pytest.approx(best(UNEQUAL, *Mode).simulated, rel=ERROR)
+
+
+@pytest.mark.parametrize("name", ["dynamo-like", "prorsa-like", "pearl-paper", "verl-lend"])
+def test_rules_that_know_one_size_are_not_run_with_several(name: str) -> None:
+    with pytest.raises(InputError, match=f"rule {name} knows workers of one size: leave prefill_gpus"):
+        run(batches(UNEQUAL, *Mode), make_rule(name, {}), 1, rule_name=name)

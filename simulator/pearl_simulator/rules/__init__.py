@@ -94,6 +94,11 @@ _CLASSES: dict[str, Any] = {
 }
 
 
+def knows_sizes(rule: Rule) -> bool:
+    """Whether it can lead workers of several sizes; the others count workers as if all had the same GPUs."""
+    return isinstance(rule, PearlRule) or type(rule) is FixedRule
+
+
 def tunables(name: str) -> dict[str, tuple[float, ...]]:
     """Values to try for each parameter of a baseline on training seeds; empty = nothing to tune."""
     return dict(_TUNABLES.get(name, {}))
