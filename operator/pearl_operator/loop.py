@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from pearl_api import names
-from pearl_operator.errors import OperatorError, Refused, RetryAfter
+from pearl_operator.errors import Conflict, OperatorError, Refused, RetryAfter
 from pearl_operator.look import Look, Refusals, nobody_asks
 from pearl_operator.observe import Facts, snapshot_of
 from pearl_operator.policy import budget_of, engine_choice, policy_of
@@ -58,6 +58,8 @@ _NOBODY_ASKS_SECONDS: Final = 10.0
 _AT_ONCE: Final = 8
 _FIRST_BACK_OFF: Final = 0.5
 _LAST_BACK_OFF: Final = 30.0
+_LAST_CONFLICT_SECONDS: Final = 2.0
+"""A conflict is what a busy fleet has all the time: the next look knows better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,8 @@ class RolloutLoop:
             pause = await self.look()
             self._failures = 0
             self.parts.reaction.ends()
+        except Conflict as error:
+            pause = min(self._back_off(error, at_least=error.seconds), _LAST_CONFLICT_SECONDS)
         except RetryAfter as error:
             pause = self._back_off(error, at_least=error.seconds)
         except OperatorError as error:
@@ -301,51 +305,54 @@ class RolloutLoop:
             self._past.capacity_refusal = None
 
     async def _act(self, look: Look) -> bool:
-        """The plan's actions in their order; one that fails ends the look. Whether there was anything to do now."""
-        acted = False
+        """The plan's actions in their order, each kind at once. Whether there was anything to do now.
+
+        One that fails ends the look. A conflict is of one worker, and the others' actions may all be done now: it is
+        raised at the end.
+        """
+        acted, conflicts = False, list[BaseException]()
         frozen = look.spec.policy.advisory or look.refusals.template is not None
-        due = (each for each in look.plan.actions if isinstance(each, AnswerLoan) or not frozen)
-        for _, alike in groupby(due, type):
-            actions = list(alike)
-            if isinstance(actions[0], CreateWorker):
-                acted |= await self._create([each for each in actions if isinstance(each, CreateWorker)], look)
-                continue
-            acted = True
-            most = 1 if isinstance(actions[0], AnswerLoan) else _AT_ONCE
-            for failure in await self._at_once(actions, look, most):
+        allowed = (each for each in look.plan.actions if isinstance(each, AnswerLoan) or not frozen)
+        for kind, alike in groupby(allowed, type):
+            actions = self._due(alike)
+            failures = await self._at_once(actions, look, most=1 if kind is AnswerLoan else _AT_ONCE)
+            conflicts += (each for each in failures if isinstance(each, Conflict))
+            refusals = [each for each in failures if isinstance(each, Refused)]
+            if kind is CreateWorker and actions:
+                self._past.capacity_refusal = str(refusals[0]) if refusals else None  # the pod itself passed preflight
+            for failure in (*refusals, *(each for each in failures if not isinstance(each, Conflict))):
                 raise failure
+            acted |= bool(actions)
+        for conflict in conflicts:
+            raise conflict
         return acted
 
-    async def _create(self, actions: Iterable[CreateWorker], look: Look) -> bool:
-        now = self.parts.clock.monotonic()
-        due = [action for action in actions if self._past.remakes.may(action.slot.slot, now)]
-        if not due:
-            return False
-        failures = await self._at_once(due, look)
-        refusals = [each for each in failures if isinstance(each, Refused)]
-        self._past.capacity_refusal = str(refusals[0]) if refusals else None  # the pod itself passed the preflight
-        for failure in (*refusals, *failures):
-            raise failure
-        return True
+    def _due(self, actions: Iterable[Action]) -> list[Action]:
+        """Without the pods that failed again and again and may not be made yet."""
+        now, remakes = self.parts.clock.monotonic(), self._past.remakes
+        return [each for each in actions if not isinstance(each, CreateWorker) or remakes.may(each.slot.slot, now)]
 
-    async def _at_once(self, actions: Iterable[Action], look: Look, most: int = _AT_ONCE) -> list[BaseException]:
+    async def _at_once(self, actions: Iterable[Action], look: Look, *, most: int) -> list[BaseException]:
         """Several at a time: one after the other, the last of many would wait for all others' answers.
 
         They are of one kind and each of another worker, so that their order among each other means nothing.
-        Returns what failed; it keeps those that had not begun from beginning.
+        Returns what failed; all but a conflict keeps those that had not begun from beginning.
         """
-        todo = deque(actions)
+        todo, failures = deque(actions), list[BaseException]()
 
         async def some() -> None:
             while todo:
                 try:
                     await self._carry_out(todo.popleft(), look)
-                except BaseException:
+                except Conflict as conflict:
+                    failures.append(conflict)
+                except BaseException as error:
                     todo.clear()  # what stopped this one would stop the others
+                    failures.append(error)
                     raise
 
-        ended = await asyncio.gather(*(some() for _ in range(min(len(todo), most))), return_exceptions=True)
-        return [each for each in ended if each is not None]
+        await asyncio.gather(*(some() for _ in range(min(len(todo), most))), return_exceptions=True)
+        return failures
 
     async def _carry_out(self, action: Action, look: Look) -> None:
         await self.parts.actor.carry_out(action, look)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from pearl_api import names
 from pearl_api.wire.gateway import LiveStates
 from pearl_dev.virtual.kube import FakeKube
 from pearl_operator import kinds
-from pearl_operator.errors import Refused
+from pearl_operator.errors import Conflict, Refused
 from pearl_operator.ports import RolloutKey
 
 if TYPE_CHECKING:
@@ -246,6 +247,30 @@ async def test_many_workers_change_their_role_at_once_however_long_a_label_takes
         lambda: {each["metadata"]["labels"]["pearl.dev/role"] for each in world.pods.values()} == {"prefill", "decode"}
     )
     assert most > 4, "all but those that serve until the others do"
+    await world.stop()
+
+
+async def test_a_conflict_about_one_pod_holds_up_no_other_and_is_looked_at_again_soon(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.apply(capacity={"reserved": {"gpus": 20}})
+    await world.start()
+    await world.until(lambda: world.is_ready() and len(world.pods) == 20)
+    create, tries = FakeKube.create, list[float]()
+
+    async def in_the_way(self: FakeKube, kind: Kind, body: Object) -> Object:
+        if body["metadata"]["labels"]["pearl.dev/slot"] == "0":
+            tries.append(asyncio.get_running_loop().time())
+            raise Conflict("a pod of that name is going away", seconds=0.1)
+        return await create(self, kind, body)
+
+    monkeypatch.setattr(FakeKube, "create", in_the_way)
+    for slot in range(20):
+        world.kube.remove(kinds.POD, f"swe-w{slot}-0", "rl")
+    await world.until(lambda: len(world.pods) == 19)
+    assert len(tries) <= 2
+    await world.rest(60)
+    assert max(after - before for before, after in pairwise(tries)) < 4
     await world.stop()
 
 
