@@ -45,9 +45,10 @@ class FencedKube:
         labels: Mapping[str, str] | None = None,
         *,
         fields: Mapping[str, str] | None = None,
+        heads: bool = False,
     ) -> list[Object]:
         """Reads pass."""
-        return await self.kube.list(kind, namespace, labels, fields=fields)
+        return await self.kube.list(kind, namespace, labels, fields=fields, heads=heads)
 
     async def create(self, kind: Kind, body: Object) -> Object:
         """See `ports.Kube`."""

@@ -63,6 +63,9 @@ class Index:
     """Monotonic time of the last event of any watch; the operator's own Lease keeps one coming."""
     _gpu_products: tuple[str, ...] | None = field(default=None, init=False)
     """None = some node changed since they were collected."""
+    _pods_of: dict[tuple[RolloutKey, str], list[PodFact]] = field(default_factory=dict, init=False)
+    """By rollout and component, as far as somebody asked since the last change; a look of one rollout need not go
+    through the pods of all."""
 
     def touch(self) -> None:
         """A watch delivered something."""
@@ -81,6 +84,7 @@ class Index:
         if isinstance(fact, PodFact) and isinstance(known, PodFact) and known.address.uid == fact.address.uid:
             fact = replace(fact, deleting=fact.deleting or known.deleting)
         table[key] = fact
+        self._changed(known, fact)
         if known is None or _matter(known) != _matter(fact):
             self._wake_for(fact)
         return fact
@@ -90,6 +94,7 @@ class Index:
         known = self.table(kind).get(key)
         if known is not None and (uid is None or _uid(known) in (None, uid)):
             del self.table(kind)[key]
+            self._changed(known)
             self._wake_for(known)
 
     def table(self, kind: Kind) -> dict[Any, Any]:
@@ -128,11 +133,17 @@ class Index:
         known = self.pods.get((namespace, name))
         if known is not None and known.address.uid == uid:
             self.pods[namespace, name] = replace(known, deleting=True)
+            self._changed(known)
 
     def pods_of(self, rollout: RolloutKey, component: str) -> list[PodFact]:
         """Pods of one component, by slot and incarnation."""
-        found = (pod for pod in self.pods.values() if pod.rollout == rollout and pod.component == component)
-        return sorted(found, key=lambda pod: (pod.rank, pod.address.name))
+        known = self._pods_of.get((rollout, component))
+        if known is None:
+            found = (pod for pod in self.pods.values() if pod.rollout == rollout and pod.component == component)
+            known = sorted(found, key=lambda pod: (pod.rank, pod.address.name))
+            if known:  # what is empty never changes for the last time
+                self._pods_of[rollout, component] = known
+        return list(known)
 
     def workers_of(self, rollout: RolloutKey) -> list[PodFact]:
         """Its worker pods, borrowers included."""
@@ -148,6 +159,11 @@ class Index:
         if self._gpu_products is None:
             self._gpu_products = gpu_products(self.nodes.values())
         return self._gpu_products
+
+    def _changed(self, *facts: Fact | None) -> None:
+        for fact in facts:
+            if isinstance(fact, PodFact):
+                self._pods_of.pop((fact.rollout, fact.component), None)
 
     def _wake_for(self, fact: Fact) -> None:
         if isinstance(fact, RolloutFact):

@@ -67,8 +67,12 @@ class Kube(Protocol):
         labels: Mapping[str, str] | None = None,
         *,
         fields: Mapping[str, str] | None = None,
+        heads: bool = False,
     ) -> list[Object]:
-        """All objects with these labels and fields, of one namespace or (None) of the whole cluster."""
+        """All objects with these labels and fields, of one namespace or (None) of the whole cluster.
+
+        `heads`: only their `metadata`.
+        """
 
     async def create(self, kind: Kind, body: Object) -> Object:
         """A new object as stored; raises `AlreadyExists`. Also for reviews, which answer in `status`."""

@@ -91,10 +91,11 @@ class TimedKube:
         labels: Mapping[str, str] | None = None,
         *,
         fields: Mapping[str, str] | None = None,
+        heads: bool = False,
     ) -> list[Object]:
         """See `ports.Kube`."""
         with self.reaction.asking(writes=False):
-            return await self.kube.list(kind, namespace, labels, fields=fields)
+            return await self.kube.list(kind, namespace, labels, fields=fields, heads=heads)
 
     async def create(self, kind: Kind, body: Object) -> Object:
         """See `ports.Kube`."""

@@ -104,6 +104,7 @@ class FakeKube:
         labels: Mapping[str, str] | None = None,
         *,
         fields: Mapping[str, str] | None = None,
+        heads: bool = False,
     ) -> Objects:
         """As `ports.Kube`, without field selectors."""
         self._check_up()
@@ -112,7 +113,7 @@ class FakeKube:
         if kind.plural in self.forbidden:
             raise Refused(f"{kind.plural} is forbidden")
         return [
-            clone(each)
+            clone({"metadata": each["metadata"]} if heads else each)
             for each in self.of(kind)
             if namespace in (None, each["metadata"].get("namespace"))
             and all(

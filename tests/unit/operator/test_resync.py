@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from fake_cluster import World
 
+    from pearl_operator.kinds import Kind
+
 pytestmark = pytest.mark.looptime
 
 KEY = RolloutKey("rl", "swe")
@@ -132,3 +134,63 @@ async def test_a_pod_that_was_made_anew_since_the_list_is_not_forgotten(
     scene.kube.vanish(kinds.POD, POD[1], POD[0])
     await during_the_list(scene, monkeypatch, lambda: scene.index.put_pod(scene.pod()))
     assert scene.index.pods[POD].address.uid == scene.kube.of(kinds.POD)[0]["metadata"]["uid"]
+
+
+class Asked:
+    """What a round asks of the API server for pods."""
+
+    def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.before_get: Callable[[str], None] = lambda _name: None
+        kube, listed, got = scene.kube, scene.kube.list, scene.kube.get
+
+        async def lists(kind: Kind, *more: Any, heads: bool = False) -> list[dict[str, Any]]:
+            if kind is kinds.POD:
+                self.calls.append("heads" if heads else "list")
+            return await listed(kind, *more, heads=heads)
+
+        async def gets(kind: Kind, name: str, namespace: str | None = None) -> dict[str, Any] | None:
+            self.calls.append(f"get {name}")
+            self.before_get(name)
+            return await got(kind, name, namespace)
+
+        monkeypatch.setattr(kube, "list", lists)
+        monkeypatch.setattr(kube, "get", gets)
+
+
+async def test_of_pods_that_did_not_change_only_the_heads_are_listed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(scene, monkeypatch)
+    assert await scene.round() == {}
+    assert asked.calls == ["heads"]
+    assert [pod.role for pod in scene.index.workers_of(KEY)] == ["colocated"]
+    scene.pod(role="prefill")
+    assert await scene.round() == {"pods": 1}
+    assert asked.calls[1:] == ["heads", "get swe-w0-0"]
+    assert [pod.role for pod in scene.index.workers_of(KEY)] == ["prefill"]
+    scene.index.mark_deleting(*POD, scene.index.pods[POD].address.uid)
+    assert [pod.deleting for pod in scene.index.workers_of(KEY)] == [True]
+
+
+async def test_where_many_pods_changed_all_are_listed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {names.LABEL_ROLLOUT: "swe", names.LABEL_COMPONENT: "worker"}
+    for slot in range(1, 40):
+        meta = {"name": f"swe-w{slot}-0", "namespace": "rl", "labels": labels}
+        scene.kube.store(kinds.POD, {"metadata": meta, "spec": {}})
+    asked = Asked(scene, monkeypatch)
+    assert await scene.round() == {"pods": 1}
+    assert asked.calls == ["heads", "list"]
+    assert len(scene.index.workers_of(KEY)) == 40
+
+
+async def test_a_pod_that_goes_between_its_head_and_its_body_is_gone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(scene, monkeypatch)
+    asked.before_get = lambda name: scene.kube.vanish(kinds.POD, name, "rl")
+    assert scene.index.workers_of(KEY) == [scene.index.pods[POD]]
+    scene.pod(role="prefill")
+    assert await scene.round() == {"pods": 1}
+    assert POD not in scene.index.pods
+    assert scene.index.workers_of(KEY) == []
