@@ -32,7 +32,8 @@ def run(scenario: Scenario, rule: Rule, seed: int, *, rule_name: str) -> Result:
         SimulationError: the scenario cannot be run (its contexts do not fit), or an invariant broke.
     """
     if scenario.fleet.budget().staged and not knows_sizes(rule):
-        raise InputError(f"rule {rule_name} knows workers of one size: leave prefill_gpus and decode_gpus of the fleet out")
+        said = "knows workers of one size: leave out the fleet's prefill_gpus and decode_gpus"
+        raise InputError(f"rule {rule_name} {said}")
     started = perf_counter()
     world = World(scenario, seed)
     control = Control(scenario, world, rule)

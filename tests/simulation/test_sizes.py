@@ -153,5 +153,5 @@ def test_the_planner_replaces_workers_by_those_of_better_sizes() -> None:
 
 @pytest.mark.parametrize("name", ["dynamo-like", "prorsa-like", "pearl-paper", "verl-lend"])
 def test_rules_that_know_one_size_are_not_run_with_several(name: str) -> None:
-    with pytest.raises(InputError, match=f"rule {name} knows workers of one size: leave prefill_gpus"):
+    with pytest.raises(InputError, match=f"rule {name} knows workers of one size: leave out the fleet's"):
         run(batches(UNEQUAL, *Mode), make_rule(name, {}), 1, rule_name=name)
