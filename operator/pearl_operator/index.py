@@ -67,6 +67,9 @@ class Index:
     """By rollout and component, as far as somebody asked since the last change; a look of one rollout need not go
     through the pods of all."""
 
+    _borrowers: tuple[PodFact, ...] | None = field(default=None, init=False)
+    """None = some pod of a loan changed since they were collected."""
+
     def touch(self) -> None:
         """A watch delivered something."""
         self.last_event_at = self.clock.monotonic()
@@ -149,6 +152,12 @@ class Index:
         """Its worker pods, borrowers included."""
         return self.pods_of(rollout, names.COMPONENT_WORKER)
 
+    def borrowers(self) -> tuple[PodFact, ...]:
+        """Pods of loans, of all rollouts."""
+        if self._borrowers is None:
+            self._borrowers = tuple(pod for pod in self.pods.values() if pod.loan)
+        return self._borrowers
+
     def loans_of(self, rollout: RolloutKey) -> list[LoanFact]:
         """Its loans, by name."""
         found = (loan for loan in self.loans.values() if loan.rollout == rollout)
@@ -164,6 +173,8 @@ class Index:
         for fact in facts:
             if isinstance(fact, PodFact):
                 self._pods_of.pop((fact.rollout, fact.component), None)
+                if fact.loan:
+                    self._borrowers = None
 
     def _wake_for(self, fact: Fact) -> None:
         if isinstance(fact, RolloutFact):

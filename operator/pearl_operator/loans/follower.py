@@ -114,9 +114,9 @@ class Follower:
         """Trainers that ended while their borrowers are still there; some are known by their borrowers alone."""
         index, now = self.world.store.index, self.world.clock.monotonic()
         orphans: dict[LoanKey, list[PodFact]] = {}
-        for pod in index.pods.values():
+        for pod in index.borrowers():
             key = (pod.address.namespace, pod.loan or "")
-            if pod.loan and (key not in index.loans or index.loans[key].deleting):
+            if key not in index.loans or index.loans[key].deleting:
                 orphans.setdefault(key, []).append(pod)
         for key, pods in orphans.items():
             self.overlaps.begin(key, pods, access=self.world.memory(key).access, since=now)
@@ -124,7 +124,7 @@ class Follower:
 
     async def _overlap(self, key: LoanKey) -> None:
         overlap = self.overlaps.open[key]
-        pods = [pod for pod in self.world.store.index.pods.values() if pod.address.uid in overlap.holding]
+        pods = [pod for pod in self.world.store.index.borrowers() if pod.address.uid in overlap.holding]
         states = await asyncio.gather(*(self._state(overlap.rollout, pod) for pod in pods))
         over = self.overlaps.seen(key, {pod.address.uid: state for pod, state in zip(pods, states, strict=True)})
         if over is not None:

@@ -94,9 +94,12 @@ _CLASSES: dict[str, Any] = {
 }
 
 
+_ONE_SIZE = (VerlLend, DynamoRule, ProrsaRule, PaperRule, ScheduleRule)
+
+
 def knows_sizes(rule: Rule) -> bool:
-    """Whether it can lead workers of several sizes; the others count workers as if all had the same GPUs."""
-    return isinstance(rule, PearlRule) or type(rule) is FixedRule
+    """Whether it can lead workers of several sizes, and does not count them as if all had the same GPUs."""
+    return not isinstance(rule, _ONE_SIZE)
 
 
 def tunables(name: str) -> dict[str, tuple[float, ...]]:
