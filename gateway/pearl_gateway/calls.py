@@ -50,6 +50,8 @@ class Calls:
         self._connect_seconds = connect_seconds
         self._kept: dict[Address, list[_Connection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
+        self.open: set[_Connection] = set()
+        """All connections, kept or not."""
 
     def post(self, url: str, headers: Mapping[str, str], content: bytes) -> Call:
         """A call that `begin` sends; `headers` are further ones."""
@@ -58,14 +60,14 @@ class Calls:
         text = f"POST {target} HTTP/1.1\r\n{head}{lines}Content-Length: {len(content)}\r\n\r\n"
         return Call(self, address, text.encode() + content)
 
-    def close(self) -> None:
-        """Close what is kept."""
+    async def close(self) -> None:
+        """Close all connections; calls that are under way fail."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        for kept in self._kept.values():
-            for one in kept:
-                one.abort()
         self._kept.clear()
+        for one in list(self.open):
+            one.drop()
+        await asyncio.sleep(0)  # their transports close in the loop's next round
 
     def take(self, address: Address) -> _Connection | None:
         """A kept connection that is still good, if there is one."""
@@ -287,6 +289,12 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(request)
 
+    def drop(self) -> None:
+        """Close it at once, and tell the call that has it."""
+        if self._call is not None:
+            self._call.failed(CallError("broken off"))
+        self.abort()
+
     def abort(self) -> None:
         """Close it at once."""
         self._call = None
@@ -306,6 +314,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
         self._transport = cast("Transport", transport)
+        self._calls.open.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Feeds the parser; an engine that speaks without being asked, or no HTTP, is cut off."""
@@ -322,6 +331,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Its call ends, well only where this is how its answer ends."""
+        self._calls.open.discard(self)
         call, self._call = self._call, None
         if call is None:
             return

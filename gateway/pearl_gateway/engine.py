@@ -72,9 +72,9 @@ class EngineClient:
         self._agent_token = agent_token
         self._lenders = lenders
 
-    def close(self) -> None:
-        """Close idle connections; calls under way end by themselves."""
-        self._calls.close()
+    async def close(self) -> None:
+        """Close the connections to engines; agents are called over the session."""
+        await self._calls.close()
 
     def _bearer(self, token: str | None, url: str) -> dict[str, str]:
         if not token:

@@ -210,7 +210,7 @@ class Gateway:
         for probe in self._probes:
             probe.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
-        self.engine.close()
+        await self.engine.close()
         if self.storage is not None:
             self.storage.close()
 

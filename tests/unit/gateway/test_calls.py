@@ -69,7 +69,7 @@ async def engine(*answers: bytes | None) -> AsyncIterator[tuple[Engine, Calls]]:
     try:
         yield found, calls
     finally:
-        calls.close()
+        await calls.close()
         server.close()
         await asyncio.wait_for(found.quiet.wait(), 5)
         await server.wait_closed()
@@ -274,3 +274,20 @@ async def test_whoever_is_cancelled_while_connecting_is(monkeypatch: pytest.Monk
     begun.cancel()
     with pytest.raises(asyncio.CancelledError):
         await begun
+
+
+async def test_what_was_let_go_does_not_outlive_the_gateway() -> None:
+    async with engine(CHUNKED) as (one, calls):
+        call = calls.post(one.url, {}, b"")
+        await call.begin()
+        await call.read_any()
+        call.let_go()
+        waiting = calls.post(one.url, {}, b"")
+        await waiting.begin()
+        await waiting.read_any()
+        reading = asyncio.ensure_future(waiting.read_any())
+        await asyncio.sleep(0)
+        await calls.close()
+        assert not calls.open
+        with pytest.raises(CallError, match="broken off"):
+            await reading
