@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import lru_cache
-from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import httptools
+from pearl_gateway.engine_connection import Address, CallError, EngineConnection, NeverBegunError
 
 if TYPE_CHECKING:
-    from asyncio import Transport
     from collections.abc import Mapping
 
 _IDLE_SECONDS = 2.0
@@ -27,30 +25,14 @@ _MOST_UNREAD = 1 << 18
 """Bytes of an answer that wait for their reader before the engine has to wait too."""
 
 
-class CallError(OSError):
-    """No connection, or it ended before the answer did."""
-
-
-class _NeverBegunError(CallError):
-    """The connection ended without a byte of the answer."""
-
-
-class Address(NamedTuple):
-    """Where an engine listens."""
-
-    tls: bool
-    host: str
-    port: int
-
-
 class Calls:
     """Makes calls and keeps their connections for the next ones; one per process."""
 
     def __init__(self, connect_seconds: float) -> None:
         self._connect_seconds = connect_seconds
-        self._kept: dict[Address, list[_Connection]] = {}
+        self._kept: dict[Address, list[EngineConnection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
-        self.open: set[_Connection] = set()
+        self.open: set[EngineConnection] = set()
         """All connections, kept or not."""
 
     def post(self, url: str, headers: Mapping[str, str], content: bytes) -> Call:
@@ -69,7 +51,7 @@ class Calls:
             one.drop()
         await asyncio.sleep(0)  # their transports close in the loop's next round
 
-    def take(self, address: Address) -> _Connection | None:
+    def take(self, address: Address) -> EngineConnection | None:
         """A kept connection that is still good, if there is one."""
         kept = self._kept.get(address)
         while kept:
@@ -78,7 +60,7 @@ class Calls:
                 return found
         return None
 
-    def keep(self, connection: _Connection) -> None:
+    def keep(self, connection: EngineConnection) -> None:
         """It can be used again."""
         loop = asyncio.get_running_loop()
         connection.kept_at = loop.time()
@@ -86,7 +68,7 @@ class Calls:
         if self._sweeping is None:
             self._sweeping = loop.call_later(_IDLE_SECONDS, self._sweep)
 
-    async def connect(self, address: Address) -> _Connection:
+    async def connect(self, address: Address) -> EngineConnection:
         """A new connection.
 
         Raises:
@@ -96,7 +78,7 @@ class Calls:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 _, made = await loop.create_connection(
-                    lambda: _Connection(self, address), address.host, address.port, ssl=address.tls or None
+                    lambda: EngineConnection(self, address), address.host, address.port, ssl=address.tls or None
                 )
         except TimeoutError:
             raise CallError(f"no connection within {self._connect_seconds:g} s") from None
@@ -109,9 +91,11 @@ class Calls:
         loop = asyncio.get_running_loop()
         until = loop.time() - _IDLE_SECONDS
         for address, kept in list(self._kept.items()):
-            fresh = [one for one in kept if one.usable and one.kept_at > until]
+            fresh = []
             for one in kept:
-                if one not in fresh:
+                if one.usable and one.kept_at > until:
+                    fresh.append(one)
+                else:
                     one.abort()
             if fresh:
                 self._kept[address] = fresh
@@ -131,8 +115,8 @@ class Call:
         self._calls = calls
         self._address = address
         self._request = request
-        self._connecting: asyncio.Task[_Connection] | None = None
-        self._connection: _Connection | None = None
+        self._connecting: asyncio.Task[EngineConnection] | None = None
+        self._connection: EngineConnection | None = None
         self._body: list[bytes] = []
         self._unread = 0
         self._ended = False
@@ -153,7 +137,7 @@ class Call:
         if kept is not None:
             try:
                 await self._ask(kept)
-            except _NeverBegunError:
+            except NeverBegunError:
                 if self._broken:
                     raise
                 self._error = None
@@ -161,7 +145,7 @@ class Call:
                 return
         await self._ask(await self._connect())
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> EngineConnection:
         self._connecting = asyncio.ensure_future(self._calls.connect(self._address))
         try:
             return await self._connecting
@@ -173,7 +157,7 @@ class Call:
         finally:
             self._connecting = None
 
-    async def _ask(self, connection: _Connection) -> None:
+    async def _ask(self, connection: EngineConnection) -> None:
         if self._error is not None:
             connection.abort()
             raise self._error
@@ -262,123 +246,6 @@ class Call:
             self._giving_up.cancel()
         if self._news is not None and not self._news.done():
             self._news.set_exception(self._error)
-
-
-class _Connection(asyncio.Protocol):
-    """One connection; it has a call at a time, or none while it is kept."""
-
-    def __init__(self, calls: Calls, address: Address) -> None:
-        self.address = address
-        self.kept_at = 0.0
-        self._calls = calls
-        self._call: Call | None = None
-        self._transport: Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
-        self._begun = False
-        self._framed = False
-        """The answer tells where it ends; else the end of the connection is its end."""
-
-    @property
-    def usable(self) -> bool:
-        """The engine has not closed it."""
-        return self._transport is not None and not self._transport.is_closing()
-
-    def send(self, call: Call, request: bytes) -> None:
-        """Begin a call."""
-        self._call, self._begun = call, False
-        if self._transport is not None:
-            self._transport.write(request)
-
-    def drop(self) -> None:
-        """Close it at once, and tell the call that has it."""
-        if self._call is not None:
-            self._call.failed(CallError("broken off"))
-        self.abort()
-
-    def abort(self) -> None:
-        """Close it at once."""
-        self._call = None
-        if self._transport is not None:
-            self._transport.abort()
-
-    def pause(self) -> None:
-        """Take nothing more from the engine."""
-        if self._transport is not None and self.usable:
-            self._transport.pause_reading()
-
-    def go_on(self) -> None:
-        """Take it again."""
-        if self._transport is not None and self.usable:
-            self._transport.resume_reading()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
-        self._transport = cast("Transport", transport)
-        self._calls.open.add(self)
-
-    def data_received(self, data: bytes) -> None:
-        """Feeds the parser; an engine that speaks without being asked, or no HTTP, is cut off."""
-        call = self._call
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self.abort()
-            if call is not None:
-                call.failed(CallError(f"no HTTP: {error}"))
-            return
-        if call is None:
-            self.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Its call ends, well only where this is how its answer ends."""
-        self._calls.open.discard(self)
-        call, self._call = self._call, None
-        if call is None:
-            return
-        if not self._begun:
-            call.failed(_NeverBegunError(f"the connection ended without an answer: {exc or 'closed'}"))
-        elif self._framed or not call.status or exc is not None:
-            call.failed(CallError(f"the connection ended in the answer: {exc or 'closed'}"))
-        else:
-            call.ended()
-
-    def on_message_begin(self) -> None:
-        """The first byte of an answer; nobody waits for a second one."""
-        if self._call is None:
-            self.abort()
-        self._begun, self._framed = True, False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One line of its head."""
-        lower = name.lower()
-        self._framed = self._framed or lower in (b"content-length", b"transfer-encoding")
-        if self._call is not None:
-            self._call.headers[lower.decode("latin-1")] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        """The head is whole; one that only says that the real one comes is forgotten."""
-        status = self._parser.get_status_code()
-        if self._call is not None and status >= HTTPStatus.OK:
-            self._call.status = status
-        elif self._call is not None:
-            self._call.headers.clear()
-
-    def on_body(self, body: bytes) -> None:
-        """A part of the body."""
-        if self._call is not None:
-            self._call.came(body)
-
-    def on_message_complete(self) -> None:
-        """The answer is whole."""
-        call = self._call
-        if call is None or not call.status:
-            return
-        self._call = None
-        call.ended()
-        if self._parser.should_keep_alive():
-            self._calls.keep(self)
-        else:
-            self.abort()
 
 
 @lru_cache(maxsize=4096)

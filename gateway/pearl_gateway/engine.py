@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from pearl_api import tokens
-from pearl_gateway.calls import CallError, Calls
+from pearl_gateway.calls import Calls
 from pearl_gateway.chunks import Patience, read_chunks, spans_of
+from pearl_gateway.engine_connection import CallError
 from pearl_gateway.errors import (
     EngineClosedError,
     EngineFaultError,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pearl_gateway.calls import CallError, Calls
+from pearl_gateway.calls import Calls
+from pearl_gateway.engine_connection import CallError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from pearl_gateway.calls import CallError
 from pearl_gateway.chunks import Patience, read_chunks
+from pearl_gateway.engine_connection import CallError
 from pearl_gateway.errors import EngineUnreachableError
 
 CHUNK = b'data: {"choices": [{"token_ids": [5, 6], "finish_reason": null}]}\n\n'
