@@ -233,7 +233,9 @@ class Call:
         self._wake()
 
     def ended(self) -> None:
-        """The answer is whole; the connection is not this call's any more."""
+        """The answer is whole; the connection is not this call's any more, and waits for no reader of it."""
+        if self._connection is not None and self._unread > _MOST_UNREAD:
+            self._connection.go_on()
         self._ended, self._connection = True, None
         if self._giving_up is not None:
             self._giving_up.cancel()

@@ -292,3 +292,15 @@ async def test_what_was_let_go_does_not_outlive_the_gateway() -> None:
         assert not calls.open
         with pytest.raises(CallError, match="broken off"):
             await reading
+
+
+async def test_a_connection_that_had_to_wait_at_the_end_of_its_answer_serves_the_next_call() -> None:
+    large = b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000)
+    async with engine(large, HELLO) as (one, calls):
+        call = calls.post(one.url, {}, b"")
+        await call.begin()
+        await asyncio.sleep(0.2)
+        assert len(await call.read()) == 300_000
+        async with asyncio.timeout(2):
+            assert await ask(calls, one.url) == b"hello"
+        assert one.connections == 1
