@@ -77,8 +77,9 @@ class Resync:
             present.add(key)
             if _is_known(before.get(key), body):
                 continue
+            told = table.get(key)  # meanwhile, perhaps
             fact = self.index.put(kind, body)
-            lacking += fact is not None and _differs(before.get(key), fact)
+            lacking += fact is not None and _differs(told, fact)
         for key in before.keys() - present:
             if table.get(key) is before[key]:
                 self.index.forget(kind, key)

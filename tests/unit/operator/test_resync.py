@@ -194,3 +194,17 @@ async def test_a_pod_that_goes_between_its_head_and_its_body_is_gone(
     assert await scene.round() == {"pods": 1}
     assert POD not in scene.index.pods
     assert scene.index.workers_of(KEY) == []
+
+
+async def test_what_the_watch_told_while_the_round_went_on_was_not_missed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = scene.kube.list
+
+    async def changing(*words: Any, **more: Any) -> list[dict[str, Any]]:
+        scene.index.put_pod(scene.pod(role="decode"))
+        return await listed(*words, **more)
+
+    monkeypatch.setattr(scene.kube, "list", changing)
+    for _ in range(3):
+        assert await scene.round() == {}
