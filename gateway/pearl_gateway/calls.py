@@ -16,7 +16,7 @@ from pearl_gateway.engine_connection import Address, CallError, EngineConnection
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_IDLE_SECONDS = 2.0
+IDLE_SECONDS = 2.0
 """Idle connections are closed before engines do it (uvicorn, after 5 s): a request that meets the closing end of one
 would look like a dead engine."""
 _REST_SECONDS = 0.05
@@ -66,7 +66,7 @@ class Calls:
         connection.kept_at = loop.time()
         self._kept.setdefault(connection.address, []).append(connection)
         if self._sweeping is None:
-            self._sweeping = loop.call_later(_IDLE_SECONDS, self._sweep)
+            self._sweeping = loop.call_later(IDLE_SECONDS, self._sweep)
 
     async def connect(self, address: Address) -> EngineConnection:
         """A new connection.
@@ -89,7 +89,7 @@ class Calls:
     def _sweep(self) -> None:
         """Close what was not used for the idle time."""
         loop = asyncio.get_running_loop()
-        until = loop.time() - _IDLE_SECONDS
+        until = loop.time() - IDLE_SECONDS
         for address, kept in list(self._kept.items()):
             fresh = []
             for one in kept:
@@ -102,7 +102,7 @@ class Calls:
             else:
                 del self._kept[address]
         oldest = min((one.kept_at for kept in self._kept.values() for one in kept), default=None)
-        self._sweeping = None if oldest is None else loop.call_at(oldest + _IDLE_SECONDS, self._sweep)
+        self._sweeping = None if oldest is None else loop.call_at(oldest + IDLE_SECONDS, self._sweep)
 
 
 class Call:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from pearl_gateway.calls import IDLE_SECONDS
 from pearl_gateway.cluster import PodMembership, RolloutWatch
 from pearl_gateway.gateway import Gateway
 from pearl_gateway.membership import FileMembership
@@ -29,9 +30,6 @@ _POLL_SECONDS = 1.0
 _EXPIRE_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 GRACE_SECONDS = 5
-_IDLE_SECONDS = 2.0
-"""Idle connections are closed before engines do it (uvicorn, after 5 s): a request that meets the closing end of one
-would look like a dead engine."""
 
 
 @asynccontextmanager
@@ -42,7 +40,7 @@ async def running_gateway(
     storage = None
     if settings.storage is not None:
         storage = Storage(settings.storage, time.monotonic, most_export_bytes=most_export_bytes)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
     timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=settings.limits.connect_seconds)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         gateway = Gateway(

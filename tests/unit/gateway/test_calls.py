@@ -232,7 +232,7 @@ async def test_an_engine_waits_for_a_slow_reader() -> None:
 
 
 async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pearl_gateway.calls._IDLE_SECONDS", 0.1)
+    monkeypatch.setattr("pearl_gateway.calls.IDLE_SECONDS", 0.1)
     async with engine(HELLO) as (one, calls):
         await asyncio.gather(ask(calls, one.url), ask(calls, one.url))
         await asyncio.wait_for(one.quiet.wait(), 2)
